@@ -1,0 +1,1 @@
+"""One round: federated algorithms as TFF processes."""

@@ -1,0 +1,1 @@
+"""One local step: optimizers of the `tff.learning.optimizers` interface."""

@@ -1,0 +1,1 @@
+"""Many rounds: sampling, evaluation, checkpoints, metrics and client states."""
