@@ -1,0 +1,105 @@
+"""TFF's own local runtime, without the worker process that it leaves behind."""
+
+import tensorflow as tf
+import tensorflow_federated as tff
+import tree
+
+from fednar_tff.runtime import grpc_worker, worker_process
+
+_SECONDS_TO_START = 60.0
+
+
+def to_numpy(value: object) -> object:
+  """Replaces each eager tensor and variable in a structure by its NumPy value."""
+
+  def convert(leaf):
+    if isinstance(leaf, tf.Variable) or (tf.is_tensor(leaf) and hasattr(leaf, 'numpy')):
+      return leaf.numpy()
+    return None
+
+  return tree.traverse(convert, value)
+
+
+class _LocalWorker:
+  """Starts a worker at the first call, and a new one when it has died."""
+
+  def __init__(self, max_concurrent_computation_calls: int):
+    self._max_concurrent_computation_calls = max_concurrent_computation_calls
+    self._process = None
+    self._stub = None
+    self._interrupted = False
+
+  def get_stub(self) -> tff.framework.RemoteExecutorGrpcStub:
+    if self._interrupted:
+      raise RuntimeError('The computation was interrupted.')
+    if self._process is None or not self._process.is_running:
+      self._process = worker_process.WorkerProcess(
+        max_concurrent_computation_calls=self._max_concurrent_computation_calls
+      )
+      self._stub = grpc_worker.connect(f'localhost:{self._process.port}')
+      if not grpc_worker.wait_until_ready(self._stub, _SECONDS_TO_START):
+        self._process.stop()
+        raise RuntimeError(f"TFF's worker did not answer within {_SECONDS_TO_START:.0f} s.")
+    return self._stub
+
+  def interrupt(self) -> None:
+    """Ends the worker and, until `resume`, starts no other: TFF retries on its own when a worker dies."""
+    self._interrupted = True
+    if self._process is not None:
+      self._process.stop()
+
+  def resume(self) -> None:
+    self._interrupted = False
+
+
+class _NativeContext(tff.framework.SyncExecutionContext):
+  """TFF's synchronous execution context on a worker of our own."""
+
+  def __init__(self, worker: _LocalWorker, default_num_clients: int):
+    super().__init__(
+      grpc_worker.executor_factory(worker.get_stub, default_num_clients),
+      tff.backends.native.desugar_and_transform_to_native,
+      transform_args=to_numpy,
+      transform_result=to_numpy,
+    )
+    self._worker = worker
+
+  def invoke(self, comp, arg):
+    self._worker.resume()
+    try:
+      return super().invoke(comp, arg)
+    except (KeyboardInterrupt, SystemExit):
+      # The worker would compute to the end, and the end of this process would wait for it.
+      self._worker.interrupt()
+      raise
+
+  def describe(self) -> dict[str, object]:
+    return {'runtime': 'native', 'devices': ('CPU of one local TFF worker',)}
+
+
+def create_native_context(
+  default_num_clients: int = 0, max_concurrent_computation_calls: int = -1
+) -> tff.framework.SyncContext:
+  """Creates TFF's local C++ runtime, whose worker ends with this process in every way a process can end.
+
+  The worker starts at the first computation. It ends with the context, at a normal exit, after an exception or
+  Ctrl-C, and after SIGTERM or `kill -9` of this process.
+
+  Args:
+    default_num_clients: The number of clients of a computation whose arguments do not tell it.
+    max_concurrent_computation_calls: How many calls of one computation the worker runs at the same time; not
+      positive means no limit.
+
+  Returns:
+    A context for `tff.framework.set_default_context`.
+  """
+  return _NativeContext(_LocalWorker(max_concurrent_computation_calls), default_num_clients)
+
+
+def set_native_context(
+  default_num_clients: int = 0, max_concurrent_computation_calls: int = -1
+) -> None:
+  """Makes TFF's local C++ runtime the default; see `create_native_context`."""
+  tff.framework.set_default_context(
+    create_native_context(default_num_clients, max_concurrent_computation_calls)
+  )
