@@ -1,0 +1,76 @@
+"""What the built-in tasks share: choosing a partition, a network and their seeds by name."""
+
+import collections
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from fednar_tff.tasks import models, task
+from fednar_tff.tasks import partition as partition_lib
+
+
+def choose(kind: str, name: str, choices: dict[str, Any]) -> Any:
+  """Returns `choices[name]`, or raises a ValueError that lists the choices."""
+  if name not in choices:
+    raise ValueError(f'Unknown {kind} {name!r}, choose one of: {", ".join(choices)}.')
+  return choices[name]
+
+
+def make_partition(
+  kind: str,
+  labels: np.ndarray,
+  num_clients: int,
+  alpha: Optional[float],
+  *,
+  default_alpha: float,
+  seed: int,
+) -> partition_lib.Partition:
+  """Makes a partition of the named kind; `alpha` is an error for a kind that has none."""
+  builder = choose(
+    'partition',
+    kind,
+    {
+      'dirichlet': partition_lib.build_dirichlet,
+      'dirichlet_unequal': partition_lib.build_dirichlet_unequal,
+      'iid': partition_lib.build_iid,
+    },
+  )
+  if kind == 'iid':
+    if alpha is not None:
+      raise ValueError(f'alpha has no meaning in an iid partition, found alpha={alpha}.')
+    return builder(labels, num_clients, seed=seed)
+  return builder(labels, num_clients, default_alpha if alpha is None else alpha, seed=seed)
+
+
+def assemble(
+  name: str,
+  *,
+  train: collections.OrderedDict,
+  test: collections.OrderedDict,
+  partition: partition_lib.Partition,
+  network: Any,
+  seed: int,
+  model_seed: int,
+  train_client_spec: Any,
+  needs_seed: bool = False,
+) -> task.Task:
+  """Builds a task whose input spec follows from its arrays."""
+
+  def spec_of(leaf):
+    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+  input_spec = tf.nest.map_structure(spec_of, train)
+  if needs_seed:
+    input_spec['x'][task.SEED_KEY] = tf.TensorSpec([2], tf.int32)
+  model_fn, functional_model_fn = models.build_model_fns(network, input_spec, model_seed)
+  return task.build_task(
+    name,
+    train=train,
+    test=test,
+    partition=partition,
+    model_fn=model_fn,
+    functional_model_fn=functional_model_fn,
+    train_client_spec=train_client_spec,
+    seed=seed,
+  )

@@ -1,0 +1,89 @@
+"""A client's batches of one round, as a function of (seed, round, client id) alone.
+
+The order of the examples and the seeds of dropout and augmentation come from raw Philox streams
+keyed by a hash, so they are the same in any process, on any number of threads, and in any version
+of NumPy (only the raw bit stream is promised to stay).
+"""
+
+import hashlib
+import json
+from typing import Optional
+
+import numpy as np
+
+
+def make_index(
+  num_examples: int,
+  client_id: str,
+  round_num: int,
+  *,
+  batch_size: int,
+  local_steps: Optional[int] = None,
+  local_epochs: Optional[int] = None,
+  seed: int,
+) -> np.ndarray:
+  """Makes the batches of a round, as positions among the client's own examples.
+
+  Each epoch visits every example once in a new order, and its last batch may be short. With
+  `local_steps`, epochs follow one another until that many batches are made.
+
+  Args:
+    num_examples: How many examples the client holds.
+    client_id: The client's name.
+    round_num: The round, from 0.
+    batch_size: Examples per batch.
+    local_steps: The number of batches; this or `local_epochs`.
+    local_epochs: The number of epochs; this or `local_steps`.
+    seed: The run's seed for batches.
+
+  Returns:
+    An int32 array `[steps, batch_size]`; -1 fills up short batches.
+
+  Raises:
+    ValueError: If not exactly one of `local_steps` and `local_epochs` is given, or a number is not
+      positive.
+  """
+  if (local_steps is None) == (local_epochs is None):
+    raise ValueError(
+      'Give exactly one of local_steps and local_epochs, '
+      f'found local_steps={local_steps} and local_epochs={local_epochs}.'
+    )
+  for name, value in [
+    ('num_examples', num_examples),
+    ('batch_size', batch_size),
+    ('local_steps', local_steps),
+    ('local_epochs', local_epochs),
+  ]:
+    if value is not None and value < 1:
+      raise ValueError(f'{name} must be at least 1, found {value}.')
+  steps_per_epoch = -(-num_examples // batch_size)
+  if local_epochs is None:
+    local_epochs = -(-local_steps // steps_per_epoch)
+  else:
+    local_steps = local_epochs * steps_per_epoch
+  keys = _stream('order', seed, round_num, client_id).random_raw((local_epochs, num_examples))
+  index = np.full((local_epochs, steps_per_epoch * batch_size), -1, np.int32)
+  index[:, :num_examples] = np.argsort(keys, axis=1, kind='stable')
+  return index.reshape(-1, batch_size)[:local_steps]
+
+
+def make_step_seeds(num_steps: int, client_id: str, round_num: int, *, seed: int) -> np.ndarray:
+  """Makes the seed of each local step, for dropout and augmentation.
+
+  Args:
+    num_steps: The number of steps.
+    client_id: The client's name.
+    round_num: The round, from 0.
+    seed: The run's seed for batches.
+
+  Returns:
+    An int32 array `[num_steps, 2]`.
+  """
+  raw = _stream('step', seed, round_num, client_id).random_raw(num_steps)
+  return raw.astype('<u8').view('<i4').astype(np.int32).reshape(num_steps, 2)
+
+
+def _stream(purpose: str, seed: int, round_num: int, client_id: str) -> np.random.Philox:
+  # JSON, not a plain join: a client id may contain any character.
+  key = json.dumps([purpose, int(seed), int(round_num), client_id]).encode()
+  return np.random.Philox(key=int.from_bytes(hashlib.sha256(key).digest()[:16], 'little'))

@@ -1,0 +1,101 @@
+"""The names under which tasks are created."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow_federated as tff
+
+from fednar_tff.tasks import small_tasks, task
+
+_BUILDERS = {
+  'digits': small_tasks.build_digits,
+  'synthetic': small_tasks.build_synthetic,
+}
+
+
+def task_names() -> list[str]:
+  """Returns the names that `create_task` knows."""
+  return sorted(_BUILDERS)
+
+
+def register_task(name: str, builder: Callable[..., task.Task]) -> None:
+  """Makes a task available to `create_task` under a name.
+
+  Args:
+    name: A name that is not taken.
+    builder: A function that returns a task and takes, as keyword arguments with defaults, those
+      arguments of `create_task` that mean something to it.
+
+  Raises:
+    ValueError: If the name is taken.
+  """
+  if name in _BUILDERS:
+    raise ValueError(f'name must be a new one, found {name!r}; taken: {", ".join(task_names())}.')
+  _BUILDERS[name] = builder
+
+
+def create_task(
+  name: str,
+  *,
+  model: Optional[str] = None,
+  seed: int = 0,
+  data_dir: Optional[str] = None,
+  num_clients: Optional[int] = None,
+  alpha: Optional[float] = None,
+  partition: Optional[str] = None,
+  partition_seed: Optional[int] = None,
+  model_seed: Optional[int] = None,
+  train_client_spec: Optional[tff.simulation.baselines.ClientSpec] = None,
+  **options: Any,
+) -> task.Task:
+  """Creates a task by name.
+
+  None means the task's own default. An argument that the task would ignore is an error.
+
+  Args:
+    name: One of `task_names()`.
+    model: 'resnet18', 'cnn', 'mlp' or 'transformer', as far as it fits the data.
+    seed: The default of every seed below.
+    data_dir: Where the data is, instead of the default folder of tfds or TFF.
+    num_clients: The number of clients.
+    alpha: The concentration of a Dirichlet partition.
+    partition: 'dirichlet' (equal sizes, the paper's), 'dirichlet_unequal', 'iid' or 'natural'.
+    partition_seed: The seed of the partition.
+    model_seed: The seed of the initial weights.
+    train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`, for stock pipelines.
+    **options: Switches of single tasks and models: `augmentation` ('per_image', 'per_batch' or
+      'none') and `pooling` ('global' or 'top_left', of resnet18) for CIFAR, `crop_windows` and
+      `dropout` for Shakespeare, and whatever a registered task takes.
+
+  Returns:
+    A `Task`, which is a `tff.simulation.baselines.BaselineTask`.
+
+  Raises:
+    ValueError: If a name is unknown or an argument does not fit the task.
+  """
+  if name not in _BUILDERS:
+    raise ValueError(f'Unknown task {name!r}, known are: {", ".join(task_names())}.')
+  builder = _BUILDERS[name]
+  given = dict(
+    options,
+    model=model,
+    data_dir=data_dir,
+    num_clients=num_clients,
+    alpha=alpha,
+    partition=partition,
+    partition_seed=partition_seed,
+    model_seed=model_seed,
+    train_client_spec=train_client_spec,
+  )
+  given = {key: value for key, value in given.items() if value is not None}
+  taken = inspect.signature(builder).parameters
+  ignored = sorted(set(given) - set(taken))
+  if ignored:
+    raise ValueError(
+      f'Task {name!r} does not take {", ".join(ignored)}; it takes {", ".join(sorted(taken))}.'
+    )
+  for key in ('seed', 'partition_seed', 'model_seed'):
+    if key in taken:
+      given.setdefault(key, seed)
+  return builder(**given)

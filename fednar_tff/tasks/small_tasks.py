@@ -1,0 +1,79 @@
+"""Tasks that need no download: scikit-learn's digits, and generated points."""
+
+import collections
+
+import numpy as np
+
+from fednar_tff.tasks import assembly, models
+
+_NUM_DIGITS_TRAIN = 1437  # Four fifths of the 1,797 images.
+_SYNTHETIC_CLASSES, _SYNTHETIC_FEATURES = 4, 8
+_SYNTHETIC_TRAIN, _SYNTHETIC_TEST = 400, 200
+
+
+def build_digits(
+  *,
+  model='mlp',
+  seed=0,
+  num_clients=20,
+  alpha=None,
+  partition='dirichlet',
+  partition_seed=0,
+  model_seed=0,
+  train_client_spec=None,
+):
+  """Builds the digits task: 8x8 grey images of ten digits; alpha is 1.0 by default."""
+  network = assembly.choose(
+    'model of task digits', model, {'mlp': models.build_mlp, 'cnn': models.build_cnn}
+  )
+  from sklearn import datasets
+
+  digits = datasets.load_digits()
+  # The images come ordered by writer: mixed once, the same for every seed, so that the test
+  # set has the same writers as the training set.
+  order = np.random.RandomState(0).permutation(len(digits.target))
+  x = (digits.images[order, :, :, np.newaxis] / 16.0).astype(np.float32)
+  y = digits.target[order].astype(np.int32)
+  return assembly.assemble(
+    'digits',
+    train=collections.OrderedDict(x=x[:_NUM_DIGITS_TRAIN], y=y[:_NUM_DIGITS_TRAIN]),
+    test=collections.OrderedDict(x=x[_NUM_DIGITS_TRAIN:], y=y[_NUM_DIGITS_TRAIN:]),
+    partition=assembly.make_partition(
+      partition, y[:_NUM_DIGITS_TRAIN], num_clients, alpha, default_alpha=1.0, seed=partition_seed
+    ),
+    network=network(10),
+    seed=seed,
+    model_seed=model_seed,
+    train_client_spec=train_client_spec,
+  )
+
+
+def build_synthetic(
+  *,
+  model='mlp',
+  seed=0,
+  num_clients=10,
+  alpha=None,
+  partition='dirichlet',
+  partition_seed=0,
+  model_seed=0,
+  train_client_spec=None,
+):
+  """Builds the synthetic task: four clouds of points in eight dimensions; alpha is 1.0 by default."""
+  network = assembly.choose('model of task synthetic', model, {'mlp': models.build_mlp})
+  generator = np.random.RandomState(0)
+  centers = generator.normal(size=[_SYNTHETIC_CLASSES, _SYNTHETIC_FEATURES])
+  y = np.arange(_SYNTHETIC_TRAIN + _SYNTHETIC_TEST, dtype=np.int32) % _SYNTHETIC_CLASSES
+  x = (centers[y] + generator.normal(size=[len(y), _SYNTHETIC_FEATURES])).astype(np.float32)
+  return assembly.assemble(
+    'synthetic',
+    train=collections.OrderedDict(x=x[:_SYNTHETIC_TRAIN], y=y[:_SYNTHETIC_TRAIN]),
+    test=collections.OrderedDict(x=x[_SYNTHETIC_TRAIN:], y=y[_SYNTHETIC_TRAIN:]),
+    partition=assembly.make_partition(
+      partition, y[:_SYNTHETIC_TRAIN], num_clients, alpha, default_alpha=1.0, seed=partition_seed
+    ),
+    network=network(_SYNTHETIC_CLASSES, hidden=(16,)),
+    seed=seed,
+    model_seed=model_seed,
+    train_client_spec=train_client_spec,
+  )
