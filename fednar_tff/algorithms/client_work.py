@@ -1,0 +1,174 @@
+"""The clients' side of a round: local training on every client, with the hparams of the round."""
+
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from fednar_tff.algorithms import local_training, schedules
+
+
+class ClientSide(NamedTuple):
+  """What the algorithms share of a round's part that runs at the clients.
+
+  Attributes:
+    initial_weights_fn: A TFF computation that returns the model's initial weights.
+    weights_type: The type of these.
+    data_type: The type of a client's dataset.
+    schedule: The optimizer's hparams over the rounds.
+    train_fn: `train_fn(hparams, weights, dataset, correction_fn=None)` returns a `LocalResult`.
+    aggregate_metrics: A TFF computation from the clients' unfinalized metrics to the finalized ones.
+  """
+
+  initial_weights_fn: tff.Computation
+  weights_type: tff.Type
+  data_type: tff.SequenceType
+  schedule: schedules.HparamsSchedule
+  train_fn: Callable[..., local_training.LocalResult]
+  aggregate_metrics: tff.Computation
+
+
+def build_client_side(
+  model_fn: local_training.ModelFn,
+  *,
+  client_optimizer_fn: tff.learning.optimizers.Optimizer,
+  learning_rate_fn: Optional[schedules.ScheduleFn] = None,
+  weight_decay_fn: Optional[schedules.ScheduleFn] = None,
+  client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  metrics_aggregator: Optional[Callable[..., tff.Computation]] = None,
+  loop_implementation: local_training.LoopImplementation = (
+    tff.learning.LoopImplementation.DATASET_ITERATOR
+  ),
+) -> ClientSide:
+  """Checks the arguments that all algorithms share, documented at `build_fed_avg`, and builds what they share.
+
+  Raises:
+    TypeError: If an argument is of the wrong type.
+    ValueError: If a hparam that the optimizer does not have is scheduled.
+  """
+  if not isinstance(client_optimizer_fn, tff.learning.optimizers.Optimizer):
+    raise TypeError(
+      f'`client_optimizer_fn` must be a `tff.learning.optimizers.Optimizer`, found {client_optimizer_fn!r}.'
+    )
+  if not isinstance(client_weighting, tff.learning.ClientWeighting):
+    raise TypeError(
+      f'`client_weighting` must be a `tff.learning.ClientWeighting`, found {client_weighting!r}.'
+    )
+  if not isinstance(
+    loop_implementation, (tff.learning.LoopImplementation, local_training.PackedLoop)
+  ):
+    raise TypeError(
+      '`loop_implementation` must be a `tff.learning.LoopImplementation` or `algorithms.PACKED`, '
+      f'found {loop_implementation!r}.'
+    )
+  if metrics_aggregator is None:
+    metrics_aggregator = tff.learning.metrics.sum_then_finalize
+
+  if isinstance(model_fn, tff.learning.models.FunctionalModel):
+    model = model_fn
+  else:
+    # In a graph of its own, so that the variables of this model stay nowhere.
+    with tf.Graph().as_default():
+      model = model_fn()
+    if not isinstance(model, tff.learning.models.VariableModel):
+      raise TypeError(
+        f'`model_fn` must be a FunctionalModel or return a VariableModel, found {model!r}.'
+      )
+
+  @tff.tensorflow.computation
+  def initial_weights_fn():
+    if model is model_fn:
+      return tff.learning.models.ModelWeights(
+        *(tuple(tf.convert_to_tensor(w) for w in tf.nest.flatten(p)) for p in model.initial_weights)
+      )
+    return tff.learning.models.ModelWeights.from_model(model_fn())
+
+  def train_fn(hparams, weights, dataset, correction_fn=None):
+    return local_training.train(
+      model_fn,
+      client_optimizer_fn,
+      hparams,
+      weights,
+      dataset,
+      client_weighting=client_weighting,
+      loop_implementation=loop_implementation,
+      correction_fn=correction_fn,
+    )
+
+  element_spec = local_training.client_data_spec(model.input_spec, loop_implementation)
+  return ClientSide(
+    initial_weights_fn=initial_weights_fn,
+    weights_type=initial_weights_fn.type_signature.result,
+    data_type=tff.SequenceType(tff.types.tensorflow_to_type(element_spec)),
+    schedule=schedules.build_hparams_schedule(
+      client_optimizer_fn, learning_rate_fn, weight_decay_fn
+    ),
+    train_fn=train_fn,
+    aggregate_metrics=metrics_aggregator(local_training.metric_finalizers(model)),
+  )
+
+
+def measurements(client_side: ClientSide, metrics: Any, hparams: Any) -> Any:
+  """Returns a round's metrics at the server; to be called in a federated computation.
+
+  Args:
+    client_side: The clients' part of the algorithm.
+    metrics: The clients' unfinalized metrics.
+    hparams: The hparams of the round, at the server.
+  """
+  rates = tff.federated_map(client_side.schedule.get_rates, hparams)
+  return tff.federated_zip(
+    collections.OrderedDict(
+      train=client_side.aggregate_metrics(metrics),
+      learning_rate=rates.learning_rate,
+      weight_decay=rates.weight_decay,
+    )
+  )
+
+
+def build_client_work(
+  client_side: ClientSide, correction_fn: Optional[local_training.CorrectionFn] = None
+) -> tff.learning.templates.ClientWorkProcess:
+  """Returns the client work of an algorithm whose clients carry no state.
+
+  Args:
+    client_side: The clients' part of the algorithm.
+    correction_fn: Changes each gradient; see `local_training.CorrectionFn`.
+  """
+  schedule = client_side.schedule
+  weights_type, data_type = client_side.weights_type, client_side.data_type
+
+  @tff.tensorflow.computation(schedule.get_hparams.type_signature.result, weights_type, data_type)
+  def client_update(hparams, weights, dataset):
+    result = client_side.train_fn(hparams, weights, dataset, correction_fn)
+    return (
+      tff.learning.templates.ClientResult(result.update, result.update_weight),
+      result.metrics,
+    )
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_eval(schedule.initialize, tff.SERVER)
+
+  @tff.federated_computation(
+    init_fn.type_signature.result,
+    tff.FederatedType(weights_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def next_fn(state, weights, client_data):
+    state = tff.federated_map(schedule.advance, state)
+    client_result, metrics = tff.federated_map(
+      client_update, (tff.federated_broadcast(state.hparams), weights, client_data)
+    )
+    return tff.templates.MeasuredProcessOutput(
+      state, client_result, measurements(client_side, metrics, state.hparams)
+    )
+
+  return tff.learning.templates.ClientWorkProcess(
+    init_fn,
+    next_fn,
+    get_hparams_fn=schedule.get_hparams,
+    set_hparams_fn=schedule.set_hparams,
+  )

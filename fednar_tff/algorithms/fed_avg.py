@@ -1,0 +1,120 @@
+"""Federated averaging, and the composition that the other algorithms vary.
+
+Communication-Efficient Learning of Deep Networks from Decentralized Data
+    H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Aguera y Arcas. AISTATS 2017.
+    https://arxiv.org/abs/1602.05629, Algorithm 1.
+"""
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow_federated as tff
+
+from fednar_tff.algorithms import client_work, local_training, schedules, server_step
+
+
+def compose(
+  client_side: client_work.ClientSide,
+  aggregator: tff.templates.AggregationProcess,
+  finalizer: tff.learning.templates.FinalizerProcess,
+  correction_fn: Optional[local_training.CorrectionFn] = None,
+) -> tff.learning.templates.LearningProcess:
+  """Returns the learning process of its parts."""
+  return tff.learning.templates.compose_learning_process(
+    client_side.initial_weights_fn,
+    tff.learning.templates.build_broadcast_process(client_side.weights_type),
+    client_work.build_client_work(client_side, correction_fn),
+    aggregator,
+    finalizer,
+  )
+
+
+def build_corrected_fed_avg(
+  model_fn: local_training.ModelFn,
+  *,
+  correction_fn: Optional[local_training.CorrectionFn],
+  server_optimizer_fn: Optional[tff.learning.optimizers.Optimizer] = None,
+  client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  model_aggregator: Optional[server_step.ModelAggregator] = None,
+  **client_arguments: Any,
+) -> tff.learning.templates.LearningProcess:
+  """Returns `build_fed_avg` with each local gradient changed by `correction_fn`."""
+  client_side = client_work.build_client_side(
+    model_fn, client_weighting=client_weighting, **client_arguments
+  )
+  aggregator = server_step.create_aggregator(
+    model_aggregator, client_side.weights_type.trainable, client_weighting
+  )
+  finalizer = server_step.build_finalizer(
+    server_optimizer_fn,
+    client_side.weights_type,
+    aggregator.next.type_signature.result.result.member,
+  )
+  return compose(client_side, aggregator, finalizer, correction_fn)
+
+
+def build_fed_avg(
+  model_fn: local_training.ModelFn,
+  *,
+  client_optimizer_fn: tff.learning.optimizers.Optimizer,
+  server_optimizer_fn: Optional[tff.learning.optimizers.Optimizer] = None,
+  learning_rate_fn: Optional[schedules.ScheduleFn] = None,
+  weight_decay_fn: Optional[schedules.ScheduleFn] = None,
+  client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  model_aggregator: Optional[server_step.ModelAggregator] = None,
+  metrics_aggregator: Optional[Callable[..., tff.Computation]] = None,
+  loop_implementation: local_training.LoopImplementation = (
+    tff.learning.LoopImplementation.DATASET_ITERATOR
+  ),
+) -> tff.learning.templates.LearningProcess:
+  """Returns federated averaging; with `client_optimizer_fn=build_nar(...)`, it is FedNAR.
+
+  With server weights `x`, client weights `y_i` after local training from `x`, client weights `p_i` in the mean and the server's
+  learning rate `eta` (1 unless a server optimizer is given), a round is
+
+  ```
+  D_i = x - y_i
+  x <- x - eta sum_i p_i D_i / sum_i p_i
+  ```
+
+  A client whose update is not finite contributes nothing, neither to the model nor to the metrics, and is counted; if no client
+  contributes, model and server optimizer stay as they were. A round's metrics are
+
+  *   `client_work`: `train`, with the model's metrics and `clipped_steps`, `total_steps`, `mean_clipped_norm` (of the clipped steps, before
+      clipping; these three are summed over clients, and zero for an optimizer that counts no clipping) and
+      `num_non_finite_clients`; `learning_rate` and `weight_decay` of the round (NaN and 0 for an optimizer without such a hparam);
+  *   `finalizer`: `server_step_size`, 0 if the model stayed, and `model_norm`, that of the trainable weights after the round;
+  *   `distributor` and `aggregator`: those of TFF.
+
+  Args:
+    model_fn: A function without arguments that returns a new `tff.learning.models.VariableModel`, or a
+      `tff.learning.models.FunctionalModel`.
+    client_optimizer_fn: A `tff.learning.optimizers.Optimizer`. Its state starts anew on each client in each round.
+    server_optimizer_fn: A `tff.learning.optimizers.Optimizer` that descends along the mean update; None means gradient
+      descent with learning rate 1.
+    learning_rate_fn: The learning rate as a function of the round, which is an integer tensor and starts at 0; see
+      `exponential_decay`. It overrides the client optimizer's hparam; None leaves the hparam constant.
+    weight_decay_fn: The same for the weight decay.
+    client_weighting: How clients are weighted in the mean; uniform is the paper, `NUM_EXAMPLES` its released code.
+    model_aggregator: A weighted or unweighted factory of `tff.aggregators`, as from `tff.learning.dp_aggregator`; None means the mean.
+      An unweighted one counts a client that is not finite as one with an update of zero.
+    metrics_aggregator: As in TFF, `tff.learning.metrics.sum_then_finalize` if None. It also aggregates the metrics that
+      are added here.
+    loop_implementation: A `tff.learning.LoopImplementation`, or `PACKED` for packed clients, which is the fastest.
+
+  Raises:
+    TypeError: If an argument is of the wrong type.
+    ValueError: If a hparam that the client optimizer does not have is scheduled, or an unweighted aggregator is to weight.
+  """
+  return build_corrected_fed_avg(
+    model_fn,
+    correction_fn=None,
+    client_optimizer_fn=client_optimizer_fn,
+    server_optimizer_fn=server_optimizer_fn,
+    learning_rate_fn=learning_rate_fn,
+    weight_decay_fn=weight_decay_fn,
+    client_weighting=client_weighting,
+    model_aggregator=model_aggregator,
+    metrics_aggregator=metrics_aggregator,
+    loop_implementation=loop_implementation,
+  )

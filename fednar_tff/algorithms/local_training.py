@@ -1,0 +1,317 @@
+"""The one loop of local training: every algorithm of this package runs it on every client.
+
+An algorithm changes the gradient, or nothing at all. A client's data comes in one of two forms: a dataset of
+batches, or *packed*, which is faster: a dataset with one element that holds the arrays and, for each step, the
+rows of its batch (see `packed_spec`).
+"""
+
+import collections
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from fednar_tff import optimizers
+
+
+class PackedLoop(enum.Enum):
+  """The loop over a packed client, beside the members of `tff.learning.LoopImplementation`."""
+
+  PACKED = 'packed'
+
+
+PACKED = PackedLoop.PACKED
+
+LoopImplementation = Union[tff.learning.LoopImplementation, PackedLoop]
+ModelFn = Union[
+  Callable[[], tff.learning.models.VariableModel], tff.learning.models.FunctionalModel
+]
+Leaves = Sequence[Optional[tf.Tensor]]
+# Takes the leaves of the gradient, of the weights and of the server's weights, and returns those of a new gradient. A
+# leaf of the gradient that is None has to stay None.
+CorrectionFn = Callable[[Leaves, Leaves, Leaves], Leaves]
+
+
+class LocalResult(NamedTuple):
+  """What a client has after local training.
+
+  Attributes:
+    update: The initial weights minus the final ones; zeros if they are not finite.
+    update_weight: The client's weight in a mean; zero if the update is not finite.
+    metrics: The unfinalized metrics, those of `metric_finalizers`; of a client whose update is not finite only that it is one.
+    num_steps: The number of steps taken.
+    is_finite: Whether the update is finite.
+  """
+
+  update: Any
+  update_weight: tf.Tensor
+  metrics: collections.OrderedDict[str, Any]
+  num_steps: tf.Tensor
+  is_finite: tf.Tensor
+
+
+def packed_spec(input_spec: Any) -> collections.OrderedDict[str, Any]:
+  """Returns the type of a packed client's single element, `OrderedDict(data=..., index=...)`.
+
+  `index` is an integer matrix with one row for each step. In `data`, a leaf of `input_spec` whose first dimension is None holds all
+  examples, of which step `k` takes the rows `index[k]`, leaving out those that are -1 (a last batch may be short); any other leaf
+  is stacked over the steps, and step `k` takes row `k`.
+
+  Args:
+    input_spec: The `input_spec` of a model: a structure of `tf.TensorSpec`.
+  """
+  data = tf.nest.map_structure(
+    lambda s: tf.TensorSpec([None, *(s.shape[1:] if _has_examples(s) else s.shape)], s.dtype),
+    input_spec,
+  )
+  return collections.OrderedDict(data=data, index=tf.TensorSpec([None, None], tf.int32))
+
+
+def _has_examples(spec: tf.TensorSpec) -> bool:
+  return spec.shape.rank > 0 and spec.shape[0] is None
+
+
+def _packed_batch(packed: Mapping[str, Any], input_spec: Any, step: tf.Tensor) -> Any:
+  rows = packed['index'][step]
+  rows = tf.boolean_mask(rows, rows >= 0)
+  return tf.nest.map_structure(
+    lambda spec, x: tf.gather(x, rows) if _has_examples(spec) else x[step],
+    input_spec,
+    packed['data'],
+  )
+
+
+def client_data_spec(input_spec: Any, loop_implementation: LoopImplementation) -> Any:
+  """Returns the type of an element of a client's dataset."""
+  return packed_spec(input_spec) if loop_implementation is PACKED else input_spec
+
+
+def _run_loop(
+  step_fn: Callable[[Any, Any], Any],
+  state: Any,
+  dataset: tf.data.Dataset,
+  input_spec: Any,
+  loop_implementation: LoopImplementation,
+) -> Any:
+  """Returns the state after `state = step_fn(state, batch)` for all batches of a client."""
+  if loop_implementation is PACKED:
+    packed = dataset.get_single_element()
+    for k in tf.range(tf.shape(packed['index'])[0]):
+      state = step_fn(state, _packed_batch(packed, input_spec, k))
+    return state
+  if loop_implementation is tff.learning.LoopImplementation.DATASET_ITERATOR:
+    # Without `iter`, this would become a reduce, which keeps the step on the CPU.
+    for batch in iter(dataset):
+      state = step_fn(state, batch)
+    return state
+  return dataset.reduce(state, step_fn)
+
+
+class _VariableModel:
+  """Trains a `VariableModel`: weights and metrics are its variables, and the loop carries nothing."""
+
+  def __init__(self, model_fn: Callable[[], tff.learning.models.VariableModel]):
+    self._model = model_fn()
+    self._weights = tff.learning.models.ModelWeights.from_model(self._model)
+    self.input_spec = self._model.input_spec
+
+  def start(self, weights: tff.learning.models.ModelWeights) -> Any:
+    tf.nest.map_structure(lambda v, w: v.assign(w), self._weights, weights)
+    return ()
+
+  def trainable(self, carry: Any) -> Leaves:
+    del carry
+    return [v.read_value() for v in tf.nest.flatten(self._weights.trainable)]
+
+  def gradient(self, carry: Any, batch: Any) -> tuple[Any, Leaves, tf.Tensor]:
+    with tf.GradientTape() as tape:
+      output = self._model.forward_pass(batch, training=True)
+    gradient = tape.gradient(output.loss, tf.nest.flatten(self._weights.trainable))
+    num_examples = output.num_examples
+    if num_examples is None:
+      num_examples = tf.shape(output.predictions)[0]
+    return carry, gradient, num_examples
+
+  def assign(self, carry: Any, trainable: Leaves) -> Any:
+    for v, w in zip(tf.nest.flatten(self._weights.trainable), trainable):
+      v.assign(w)
+    return carry
+
+  def metrics(self, carry: Any, is_finite: tf.Tensor) -> Any:
+    del carry
+    if not is_finite:
+      self._model.reset_metrics()
+    return self._model.report_local_unfinalized_metrics()
+
+
+class _FunctionalModel:
+  """Trains a `FunctionalModel`: trainable weights and metrics are tensors that the loop carries."""
+
+  def __init__(self, model: tff.learning.models.FunctionalModel):
+    self._model = model
+    self._non_trainable = None
+    self.input_spec = model.input_spec
+
+  def start(self, weights: tff.learning.models.ModelWeights) -> Any:
+    self._non_trainable = self._pack(1, weights.non_trainable)
+    return tuple(weights.trainable), self._model.initialize_metrics_state()
+
+  def _pack(self, part: int, leaves: Leaves) -> Any:
+    return tf.nest.pack_sequence_as(self._model.initial_weights[part], list(leaves))
+
+  def trainable(self, carry: Any) -> Leaves:
+    return carry[0]
+
+  def gradient(self, carry: Any, batch: Any) -> tuple[Any, Leaves, tf.Tensor]:
+    trainable, metrics = carry
+    x, y = (batch['x'], batch['y']) if isinstance(batch, Mapping) else batch
+    with tf.GradientTape() as tape:
+      tape.watch(trainable)
+      weights = (self._pack(0, trainable), self._non_trainable)
+      predictions = self._model.predict_on_batch(weights, x, training=True)
+      loss = self._model.loss(output=predictions, label=y)
+    gradient = tape.gradient(loss, trainable)
+    num_examples = tf.shape(tf.nest.flatten(predictions)[0])[0]
+    output = tff.learning.models.BatchOutput(loss, predictions, num_examples)
+    metrics = self._model.update_metrics_state(metrics, labels=y, batch_output=output)
+    return (trainable, metrics), gradient, num_examples
+
+  def assign(self, carry: Any, trainable: Leaves) -> Any:
+    return tuple(trainable), carry[1]
+
+  def metrics(self, carry: Any, is_finite: tf.Tensor) -> Any:
+    return tf.nest.map_structure(
+      lambda final, initial: tf.where(is_finite, final, initial),
+      carry[1],
+      self._model.initialize_metrics_state(),
+    )
+
+
+def _all_finite(leaves: Leaves) -> tf.Tensor:
+  return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in leaves])
+
+
+def _clipping_metrics(
+  optimizer_state: Any, num_steps: tf.Tensor, is_finite: tf.Tensor
+) -> collections.OrderedDict[str, Any]:
+  """Returns the unfinalized metrics that this package adds; zero for an optimizer that counts no clipping."""
+  statistics = optimizers.get_clipping_statistics(optimizer_state)
+  if statistics is None:
+    clipped_steps, sum_clipped_norms = tf.zeros([], tf.int64), tf.zeros([])
+  else:
+    _, clipped_steps, sum_clipped_norms = statistics
+  clipped_steps, num_steps, sum_clipped_norms = (
+    tf.where(is_finite, x, tf.zeros_like(x)) for x in (clipped_steps, num_steps, sum_clipped_norms)
+  )
+  return collections.OrderedDict(
+    clipped_steps=clipped_steps,
+    total_steps=num_steps,
+    mean_clipped_norm=[sum_clipped_norms, tf.cast(clipped_steps, tf.float32)],
+    num_non_finite_clients=tf.cast(~is_finite, tf.int32),
+  )
+
+
+_CLIPPING_FINALIZERS = collections.OrderedDict(
+  clipped_steps=tf.identity,
+  total_steps=tf.identity,
+  mean_clipped_norm=lambda unfinalized: tf.math.divide_no_nan(*unfinalized),
+  num_non_finite_clients=tf.identity,
+)
+
+
+def metric_finalizers(
+  model: Union[tff.learning.models.VariableModel, tff.learning.models.FunctionalModel],
+) -> Any:
+  """Returns the finalizers of the model's metrics and of those that local training adds.
+
+  They are in one structure so that whatever aggregates a model's metrics (securely, for example) aggregates all of them.
+  """
+  if isinstance(model, tff.learning.models.VariableModel):
+    return collections.OrderedDict(**model.metric_finalizers(), **_CLIPPING_FINALIZERS)
+
+  @tf.function
+  def finalize(unfinalized):
+    own = collections.OrderedDict((k, f(unfinalized[k])) for k, f in _CLIPPING_FINALIZERS.items())
+    of_model = collections.OrderedDict((k, v) for k, v in unfinalized.items() if k not in own)
+    return collections.OrderedDict(**model.finalize_metrics(of_model), **own)
+
+  return finalize
+
+
+def train(
+  model_fn: ModelFn,
+  optimizer: tff.learning.optimizers.Optimizer,
+  hparams: Mapping[str, Any],
+  initial_weights: tff.learning.models.ModelWeights,
+  dataset: tf.data.Dataset,
+  *,
+  client_weighting: tff.learning.ClientWeighting,
+  loop_implementation: LoopImplementation,
+  correction_fn: Optional[CorrectionFn] = None,
+) -> LocalResult:
+  """Trains a model on a client's data; to be called while a TFF computation is traced.
+
+  Args:
+    model_fn: A function that returns a new `VariableModel`, or a `FunctionalModel`.
+    optimizer: Takes the steps; its state starts anew.
+    hparams: The optimizer's hparams in this round.
+    initial_weights: The weights to start from.
+    dataset: The batches, or the packed client.
+    client_weighting: What `update_weight` is.
+    loop_implementation: How the loop runs, and so what `dataset` is.
+    correction_fn: Changes each gradient before the optimizer sees it; see `CorrectionFn`.
+  """
+  # Variables have to be made outside of the `tf.function`.
+  if isinstance(model_fn, tff.learning.models.FunctionalModel):
+    model = _FunctionalModel(model_fn)
+  else:
+    model = _VariableModel(model_fn)
+
+  @tf.function
+  def run(hparams, initial_weights, dataset):
+    initial = tf.nest.flatten(initial_weights.trainable)
+
+    def step(state, batch):
+      carry, optimizer_state, num_steps, num_examples = state
+      weights = model.trainable(carry)
+      carry, gradient, batch_size = model.gradient(carry, batch)
+      if correction_fn is not None:
+        gradient = tff.learning.optimizers.handle_indexed_slices_gradients(gradient)
+        gradient = correction_fn(gradient, weights, initial)
+      optimizer_state, weights = optimizer.next(optimizer_state, tuple(weights), tuple(gradient))
+      carry = model.assign(carry, weights)
+      return carry, optimizer_state, num_steps + 1, num_examples + tf.cast(batch_size, tf.int64)
+
+    specs = tuple(tf.TensorSpec(x.shape, x.dtype) for x in initial)
+    optimizer_state = optimizer.set_hparams(optimizer.initialize(specs), hparams)
+    state = (
+      model.start(initial_weights),
+      tf.nest.map_structure(tf.convert_to_tensor, optimizer_state),
+      tf.zeros([], tf.int64),
+      tf.zeros([], tf.int64),
+    )
+    state = _run_loop(step, state, dataset, model.input_spec, loop_implementation)
+    carry, optimizer_state, num_steps, num_examples = state
+
+    update = [x - y for x, y in zip(initial, model.trainable(carry))]
+    is_finite = _all_finite(update)
+    # Zeros in place of the update, too: zero times NaN is NaN.
+    update = [tf.where(is_finite, x, tf.zeros_like(x)) for x in update]
+    if client_weighting is tff.learning.ClientWeighting.UNIFORM:
+      weight = tf.ones([])
+    else:
+      weight = tf.cast(num_examples, tf.float32)
+    return LocalResult(
+      update=tf.nest.pack_sequence_as(initial_weights.trainable, update),
+      update_weight=tf.where(is_finite, weight, 0.0),
+      metrics=collections.OrderedDict(
+        **model.metrics(carry, is_finite),
+        **_clipping_metrics(optimizer_state, num_steps, is_finite),
+      ),
+      num_steps=num_steps,
+      is_finite=is_finite,
+    )
+
+  return run(hparams, initial_weights, dataset)

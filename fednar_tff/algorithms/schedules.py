@@ -1,0 +1,127 @@
+"""Schedules over rounds: the learning rate and weight decay of every client in a round.
+
+A schedule is any function from the round, an integer tensor that starts at 0, to a float, written in TensorFlow.
+"""
+
+import collections
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+ScheduleFn = Callable[[tf.Tensor], Any]
+
+_LEARNING_RATE_KEY = tff.learning.optimizers.LEARNING_RATE_KEY
+_WEIGHT_DECAY_KEY = 'weight_decay'
+
+
+def exponential_decay(
+  initial_value: float, decay_rate: float = 0.998, *, first_round_decays: bool = False
+) -> ScheduleFn:
+  """Returns the schedule `initial_value * decay_rate ** t`, the paper's for the learning rate.
+
+  >>> schedule = exponential_decay(0.01)
+  >>> [round(float(schedule(t)), 8) for t in (0, 1, 2)]
+  [0.01, 0.00998, 0.00996004]
+
+  Args:
+    initial_value: A nonnegative float, the value of round 0.
+    decay_rate: A positive float; 1 gives a constant.
+    first_round_decays: Whether round 0 is decayed already, as in the paper's released code: `t + 1` in place of `t`.
+
+  Raises:
+    ValueError: If a number is out of range.
+  """
+  if not 0.0 <= initial_value < math.inf:
+    raise ValueError(f'`initial_value` must be a nonnegative number, found {initial_value!r}.')
+  if not 0.0 < decay_rate < math.inf:
+    raise ValueError(f'`decay_rate` must be a positive number, found {decay_rate!r}.')
+  offset = 1.0 if first_round_decays else 0.0
+
+  def schedule_fn(round_num):
+    return initial_value * tf.pow(decay_rate, tf.cast(round_num, tf.float32) + offset)
+
+  return schedule_fn
+
+
+class HparamsSchedule(NamedTuple):
+  """The client optimizer's hparams over the rounds, as TFF computations without placement.
+
+  Attributes:
+    initialize: Returns the state: the number of the next round, and the hparams.
+    advance: Takes the state; returns the next state, whose hparams are those of this round.
+    get_hparams: Takes the state and returns its hparams.
+    set_hparams: Takes the state and hparams and returns a state with these.
+    get_rates: Takes the hparams and returns the metrics `learning_rate` and `weight_decay`.
+  """
+
+  initialize: tff.Computation
+  advance: tff.Computation
+  get_hparams: tff.Computation
+  set_hparams: tff.Computation
+  get_rates: tff.Computation
+
+
+def build_hparams_schedule(
+  optimizer: tff.learning.optimizers.Optimizer,
+  learning_rate_fn: Optional[ScheduleFn],
+  weight_decay_fn: Optional[ScheduleFn],
+) -> HparamsSchedule:
+  """Returns the schedule of an optimizer's hparams; a function that is None leaves its hparam as it is.
+
+  Raises:
+    TypeError: If a schedule is not a function.
+    ValueError: If the optimizer does not have a hparam that is scheduled.
+  """
+
+  @tff.tensorflow.computation
+  def initial_hparams():
+    # The hparams of a TFF optimizer do not depend on the weights.
+    return optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([], tf.float32)))
+
+  hparams_type = initial_hparams.type_signature.result
+  dtypes = {k: hparams_type[k].dtype for k in dir(hparams_type)}
+  schedules = {
+    k: f
+    for k, f in ((_LEARNING_RATE_KEY, learning_rate_fn), (_WEIGHT_DECAY_KEY, weight_decay_fn))
+    if f is not None
+  }
+  for name, schedule_fn in schedules.items():
+    if not callable(schedule_fn):
+      raise TypeError(f'`{name}_fn` must be a function of the round, found {schedule_fn!r}.')
+    if name not in dtypes:
+      raise ValueError(
+        f'`{name}_fn` needs a client optimizer with the hparam `{name}`, found one with {sorted(dtypes)}.'
+      )
+
+  @tff.tensorflow.computation
+  def initialize():
+    return collections.OrderedDict(round_num=tf.zeros([], tf.int32), hparams=initial_hparams())
+
+  state_type = initialize.type_signature.result
+
+  @tff.tensorflow.computation(state_type)
+  def advance(state):
+    hparams = collections.OrderedDict(state['hparams'])
+    for name, schedule_fn in schedules.items():
+      hparams[name] = tf.cast(schedule_fn(state['round_num']), dtypes[name])
+    return collections.OrderedDict(round_num=state['round_num'] + 1, hparams=hparams)
+
+  @tff.tensorflow.computation(state_type)
+  def get_hparams(state):
+    return state['hparams']
+
+  @tff.tensorflow.computation(state_type, hparams_type)
+  def set_hparams(state, hparams):
+    return collections.OrderedDict(round_num=state['round_num'], hparams=hparams)
+
+  @tff.tensorflow.computation(hparams_type)
+  def get_rates(hparams):
+    return collections.OrderedDict(
+      learning_rate=tf.cast(hparams.get(_LEARNING_RATE_KEY, math.nan), tf.float32),
+      weight_decay=tf.cast(hparams.get(_WEIGHT_DECAY_KEY, 0.0), tf.float32),
+    )
+
+  return HparamsSchedule(initialize, advance, get_hparams, set_hparams, get_rates)
