@@ -11,8 +11,8 @@ if importlib.util.find_spec('tensorflow_federated') is None:
   )
 
 # The rooms come after the check: each of them imports TFF.
-from fednar_tff import algorithms as algorithms  # noqa: E402
-from fednar_tff import optimizers as optimizers  # noqa: E402
-from fednar_tff import runtime as runtime  # noqa: E402
-from fednar_tff import simulation as simulation  # noqa: E402
-from fednar_tff import tasks as tasks  # noqa: E402
+from fednar_tff import algorithms as algorithms
+from fednar_tff import optimizers as optimizers
+from fednar_tff import runtime as runtime
+from fednar_tff import simulation as simulation
+from fednar_tff import tasks as tasks

@@ -118,8 +118,19 @@ def get_clipping_statistics(state: Any) -> Optional[ClippingStatistics]:
   return ClippingStatistics(*(state[k] for k in ClippingStatistics._fields))
 
 
-def as_tensors(hparams: Mapping[str, Float]) -> State:
-  return collections.OrderedDict((k, tf.cast(v, tf.float32)) for k, v in hparams.items())
+def replace(state: Mapping[str, Any], entries: Mapping[str, Any]) -> State:
+  """Returns a copy of `state`, in its order, with some of its entries replaced."""
+  return collections.OrderedDict((k, entries.get(k, v)) for k, v in state.items())
+
+
+def hparam_entries(hparams: Mapping[str, Float]) -> State:
+  """Returns the hparams as they stand in a new state.
+
+  Numbers stay Python numbers: TFF reads them outside of any graph, where it takes no tensors.
+  """
+  return collections.OrderedDict(
+    (k, v if tf.is_symbolic_tensor(v) else float(v)) for k, v in hparams.items()
+  )
 
 
 def flatten_with_gradients(
@@ -155,7 +166,7 @@ class _AdaptiveSGD(tff.learning.optimizers.Optimizer):
 
   def initialize(self, specs: Any) -> State:
     del specs  # Neither hparams nor statistics depend on the weights.
-    return collections.OrderedDict(**as_tensors(self._hparams), **initial_statistics())
+    return collections.OrderedDict(**hparam_entries(self._hparams), **initial_statistics())
 
   def next(self, state: State, weights: Any, gradients: Any) -> tuple[State, Any]:
     leaves, positions, g, x = flatten_with_gradients(weights, gradients)
@@ -168,15 +179,14 @@ class _AdaptiveSGD(tff.learning.optimizers.Optimizer):
       update = rates.update
     for i, w, u in zip(positions, x, update):
       leaves[i] = tf.cast(w - u, leaves[i].dtype)
-    statistics = updated_statistics(state, rates.norm, rates.clipped)
-    new_state = collections.OrderedDict(**self.get_hparams(state), **statistics)
+    new_state = replace(state, updated_statistics(state, rates.norm, rates.clipped))
     return new_state, tf.nest.pack_sequence_as(weights, leaves)
 
   def get_hparams(self, state: State) -> State:
     return collections.OrderedDict((k, state[k]) for k in self._hparams)
 
   def set_hparams(self, state: State, hparams: Mapping[str, Any]) -> State:
-    return collections.OrderedDict((k, hparams.get(k, v)) for k, v in state.items())
+    return replace(state, hparams)
 
 
 def build_adaptive_sgd(
@@ -219,7 +229,9 @@ def build_adaptive_sgd(
   check_hparam(WEIGHT_DECAY_KEY, weight_decay)
 
   def rates_of_hparams(g, x, hparams):
-    return Rates(*rates_fn(g, x, hparams[LEARNING_RATE_KEY], hparams[WEIGHT_DECAY_KEY]))
+    dtype = tree_math.scalar_dtype(g)
+    l, wd = (tf.cast(hparams[k], dtype) for k in (LEARNING_RATE_KEY, WEIGHT_DECAY_KEY))
+    return Rates(*rates_fn(g, x, l, wd))
 
   return _AdaptiveSGD(
     rates_of_hparams, {LEARNING_RATE_KEY: learning_rate, WEIGHT_DECAY_KEY: weight_decay}

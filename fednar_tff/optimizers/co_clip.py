@@ -15,7 +15,6 @@ import tensorflow_federated as tff
 from fednar_tff.optimizers import adaptive_sgd, nar, tree_math
 
 _INNER_KEY = 'inner'
-_OWN_HPARAMS = (adaptive_sgd.WEIGHT_DECAY_KEY, adaptive_sgd.MAX_NORM_KEY)
 
 
 class _CoClip(tff.learning.optimizers.Optimizer):
@@ -29,13 +28,16 @@ class _CoClip(tff.learning.optimizers.Optimizer):
 
   def initialize(self, specs: Any) -> adaptive_sgd.State:
     inner = self._optimizer.initialize(specs)
-    taken = [k for k in self._optimizer.get_hparams(inner) if k in _OWN_HPARAMS]
+    inner_hparams = self._optimizer.get_hparams(inner)
+    taken = [k for k in inner_hparams if k in self._hparams]
     if taken:
       raise ValueError(
-        f'`optimizer` must leave the hparams {list(_OWN_HPARAMS)} to `co_clip`, found one with {taken}.'
+        f'`optimizer` must leave the hparams {list(self._hparams)} to `co_clip`, found one with {taken}.'
       )
+    # The hparams of both stand at the top, where TFF's learning-rate schedules look for them; `next` hands them on.
     return collections.OrderedDict(
-      **adaptive_sgd.as_tensors(self._hparams),
+      **inner_hparams,
+      **adaptive_sgd.hparam_entries(self._hparams),
       **adaptive_sgd.initial_statistics(),
       **{_INNER_KEY: inner},
     )
@@ -50,27 +52,26 @@ class _CoClip(tff.learning.optimizers.Optimizer):
     co_clipped = [None] * len(all_weights)
     for i, v in zip(positions, d):
       co_clipped[i] = tf.cast(tf.cast(s, v.dtype) * v, all_weights[i].dtype)
-    inner, new_weights = self._optimizer.next(
-      state[_INNER_KEY], weights, tf.nest.pack_sequence_as(weights, co_clipped)
+    inner = state[_INNER_KEY]
+    inner_hparams = collections.OrderedDict(
+      (k, state[k]) for k in self._optimizer.get_hparams(inner)
     )
-    new_state = collections.OrderedDict(state)
-    new_state.update(adaptive_sgd.updated_statistics(state, norm, clipped))
-    new_state[_INNER_KEY] = inner
-    return new_state, new_weights
+    inner, new_weights = self._optimizer.next(
+      self._optimizer.set_hparams(inner, inner_hparams),
+      weights,
+      tf.nest.pack_sequence_as(weights, co_clipped),
+    )
+    statistics = adaptive_sgd.updated_statistics(state, norm, clipped)
+    return adaptive_sgd.replace(state, {**statistics, _INNER_KEY: inner}), new_weights
 
   def get_hparams(self, state: adaptive_sgd.State) -> adaptive_sgd.State:
-    inner = self._optimizer.get_hparams(state[_INNER_KEY])
-    return collections.OrderedDict(**inner, **{k: state[k] for k in _OWN_HPARAMS})
+    names = [*self._optimizer.get_hparams(state[_INNER_KEY]), *self._hparams]
+    return collections.OrderedDict((k, state[k]) for k in names)
 
   def set_hparams(
     self, state: adaptive_sgd.State, hparams: Mapping[str, Any]
   ) -> adaptive_sgd.State:
-    new_state = collections.OrderedDict((k, hparams.get(k, v)) for k, v in state.items())
-    inner_hparams = collections.OrderedDict(
-      (k, v) for k, v in hparams.items() if k not in _OWN_HPARAMS
-    )
-    new_state[_INNER_KEY] = self._optimizer.set_hparams(state[_INNER_KEY], inner_hparams)
-    return new_state
+    return adaptive_sgd.replace(state, hparams)
 
 
 def co_clip(

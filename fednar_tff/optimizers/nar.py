@@ -46,7 +46,7 @@ def build_nar(
   >>> int(state['num_clipped_steps']), float(state['sum_clipped_norms'])
   (1, 5.0)
 
-  A zero norm takes no step; a norm up to 1e38 is clipped without overflow; a gradient that is not finite makes all
+  A zero norm takes no step; a norm up to 1e35 is clipped without overflow; a gradient that is not finite makes all
   weights NaN, so that a federated algorithm can see it and drop the client. Weights whose gradient is None stay, and are
   not in the norm. Half precision is computed in float32. With `max_norm=inf` and `weight_decay=0` this is SGD to the bit.
 

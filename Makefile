@@ -1,0 +1,36 @@
+# `make help` lists the commands. `make demo` and `make test` set everything up by themselves.
+PY := .venv/bin/python
+READY := .venv/.ready
+PYTEST := TF_CPP_MIN_LOG_LEVEL=2 $(PY) -m pytest
+
+.PHONY: help setup demo test test-slow bench lint lock clean
+
+help:  ## List the commands.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## Make .venv with everything in it (PYTHON=... chooses the interpreter).
+
+$(READY): requirements.in requirements-dev.txt requirements-tff.txt $(wildcard requirements/*.txt) setup.py tools/setup_venv.sh
+	@tools/setup_venv.sh
+
+demo: $(READY)  ## Train NAR and its baseline on the digits images; a table and a picture (about a minute).
+	@$(PY) -m experiments.demo
+
+test: $(READY) lint  ## Lint, and run the test suite.
+	$(PYTEST)
+
+test-slow: $(READY)  ## Run the checks that are too long for `make test`, or need prepared data.
+	$(PYTEST) -m slow
+
+bench: $(READY)  ## Measure speed: ratios against named opponents in the same run.
+	@TF_CPP_MIN_LOG_LEVEL=2 $(PY) -m benchmarks.optimizer_step
+
+lint: $(READY)  ## Check style and formatting.
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+
+lock: $(READY)  ## Make the lock files anew from requirements.in and requirements-dev.txt (needs uv from the package index).
+	@tools/lock.sh
+
+clean:  ## Remove what was built, .venv included; runs/ stays.
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
