@@ -1,23 +1,10 @@
 """TFF's own local runtime, without the worker process that it leaves behind."""
 
-import tensorflow as tf
 import tensorflow_federated as tff
-import tree
 
 from fednar_tff.runtime import grpc_worker, worker_process
 
 _SECONDS_TO_START = 60.0
-
-
-def to_numpy(value: object) -> object:
-  """Replaces each eager tensor and variable in a structure by its NumPy value."""
-
-  def convert(leaf):
-    if isinstance(leaf, tf.Variable) or (tf.is_tensor(leaf) and hasattr(leaf, 'numpy')):
-      return leaf.numpy()
-    return None
-
-  return tree.traverse(convert, value)
 
 
 class _LocalWorker:
@@ -59,8 +46,8 @@ class _NativeContext(tff.framework.SyncExecutionContext):
     super().__init__(
       grpc_worker.executor_factory(worker.get_stub, default_num_clients),
       tff.backends.native.desugar_and_transform_to_native,
-      transform_args=to_numpy,
-      transform_result=to_numpy,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
     )
     self._worker = worker
 

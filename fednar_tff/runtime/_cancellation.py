@@ -1,0 +1,21 @@
+"""Stops TensorFlow functions that run in other threads.
+
+TensorFlow has no public name for this. Without it, Ctrl-C would wait until the clients that train at that moment
+have finished, because Python cannot end a thread that is inside C++ code.
+"""
+
+import contextlib
+
+from tensorflow.python.eager import cancellation
+
+
+@contextlib.contextmanager
+def cancelled_on_error():
+  """Within the block, functions run in any thread; those that still run when it raises are stopped."""
+  manager = cancellation.CancellationManager()
+  with cancellation.CancellationManagerContext(manager):
+    try:
+      yield
+    except BaseException:
+      manager.start_cancel()
+      raise

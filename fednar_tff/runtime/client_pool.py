@@ -1,0 +1,72 @@
+"""Runs clients at the same time, on one or more devices, and hands their results over in client order."""
+
+import collections
+import concurrent.futures
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+_Result = TypeVar('_Result')
+
+
+class ClientError(RuntimeError):
+  """A client's computation failed; `client_index` says whose, the cause says why."""
+
+  def __init__(self, client_index: int, cause: Exception):
+    super().__init__(f'Client {client_index} failed: {cause}')
+    self.client_index = client_index
+
+
+class ClientPool:
+  """Threads for clients: client `i` runs on device `i mod len(devices)`, whatever the number of threads."""
+
+  def __init__(self, devices: Sequence[str], num_threads: int):
+    """Makes the pool.
+
+    Args:
+      devices: The devices that clients go to in turn.
+      num_threads: How many clients run at the same time, on all devices together; at least one on each.
+    """
+    self.devices = tuple(devices)
+    threads_per_device = -(-num_threads // len(devices))
+    self.num_threads = threads_per_device * len(devices)
+    self._executors = [
+      concurrent.futures.ThreadPoolExecutor(threads_per_device, f'clients on {device}')
+      for device in devices
+    ]
+
+  def map(self, fn: Callable[[int, str], _Result], num_clients: int) -> Iterator[_Result]:
+    """Yields `fn(client_index, device)` of each client, in client order.
+
+    At most twice as many clients as there are threads are under way or wait to be taken, so memory does not grow
+    with the number of clients.
+
+    Args:
+      fn: What a client does.
+      num_clients: The number of clients.
+
+    Yields:
+      What `fn` returns.
+
+    Raises:
+      ClientError: If `fn` raises an exception.
+    """
+    window = 2 * self.num_threads
+    under_way = collections.deque()
+    try:
+      for index in range(num_clients + window):
+        if index < num_clients:
+          place = index % len(self.devices)
+          future = self._executors[place].submit(fn, index, self.devices[place])
+          under_way.append((index, future))
+        if index >= window - 1 and under_way:
+          first, future = under_way.popleft()
+          try:
+            result = future.result()
+          except Exception as error:
+            raise ClientError(first, error) from error
+          del future
+          yield result
+          del result
+    finally:
+      for _, future in under_way:
+        future.cancel()

@@ -1,0 +1,211 @@
+"""TFF computations inside this process, on whatever devices TensorFlow sees.
+
+No worker, no serialised datasets: TFF's compiler reduces a computation to its building blocks, `plan` turns these
+into steps, and each TensorFlow graph becomes a function that is called with tensors by reference.
+"""
+
+import collections
+import os
+import weakref
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from fednar_tff.runtime import _cancellation, client_pool, values
+from fednar_tff.runtime import plan as plans
+
+
+def _num_clients(argument, type_spec: tff.Type) -> int | None:
+  """Finds the number of clients in an argument; `None` if it does not tell."""
+  if isinstance(type_spec, tff.FederatedType):
+    if type_spec.all_equal:
+      return None
+    if not isinstance(argument, (list, tuple)):
+      raise TypeError(
+        f'Expected a list with a value for each client, of type {type_spec}, found {type(argument).__name__}.'
+      )
+    return len(argument)
+  if not isinstance(type_spec, tff.StructType):
+    return None
+  found = None
+  elements = tff.structure.from_container(argument)
+  for element, element_type in zip(elements, type_spec, strict=True):
+    number = _num_clients(element, element_type)
+    if number is not None and found is not None and number != found:
+      raise ValueError(f'Expected one number of clients, found {found} and {number}.')
+    found = found if number is None else number
+  return found
+
+
+class _Round:
+  """One run of a plan."""
+
+  def __init__(self, plan: plans.Plan, pool: client_pool.ClientPool, num_clients: int):
+    self._plan = plan
+    self._pool = pool
+    self._num_clients = num_clients
+    self._server_device = pool.devices[0]
+    self._server = {}
+    # By client: the values that outlive its turn.
+    self._kept = [{} for _ in range(num_clients)]
+
+  def ingest(self, argument) -> None:
+    self._ingest(argument, self._plan.parameter, self._plan.parameter_type)
+
+  def _ingest(self, argument, tree, type_spec):
+    if isinstance(type_spec, tff.FederatedType):
+      slots = plans.flatten(tree)
+      if type_spec.all_equal:
+        self._server.update(zip(slots, values.flatten(argument, type_spec.member), strict=True))
+        return
+      for kept, value in zip(self._kept, argument, strict=True):
+        kept.update(zip(slots, values.flatten(value, type_spec.member), strict=True))
+    elif isinstance(type_spec, tff.StructType) and tff.types.contains(
+      type_spec, lambda t: isinstance(t, tff.FederatedType)
+    ):
+      for branch, element, element_type in zip(
+        tree, values.elements_of(argument, type_spec), type_spec, strict=True
+      ):
+        self._ingest(element, branch, element_type)
+    else:
+      self._server.update(
+        zip(plans.flatten(tree), values.flatten(argument, type_spec), strict=True)
+      )
+
+  def run(self) -> None:
+    for current in self._plan.passes:
+      for step in current.server_steps:
+        step.run(self._server, self._server_device)
+      for aggregation in current.aggregations:
+        aggregation.start(self._server)
+      for sent in self._run_clients(current):
+        for aggregation in current.aggregations:
+          aggregation.add(sent, self._server, self._server_device)
+
+  def _run_clients(self, current: plans.Pass):
+    """Yields what each client sends to the server, in client order."""
+
+    def run_client(index, device):
+      slots = {**self._server, **self._kept[index]}
+      for step in current.client_steps:
+        step.run(slots, device)
+      self._kept[index].update((slot, slots[slot]) for slot in current.keeps)
+      return {slot: slots[slot] for slot in current.sends}
+
+    if current.client_steps:
+      yield from self._pool.map(run_client, self._num_clients)
+    elif current.aggregations:
+      for kept in self._kept:
+        yield kept
+
+  def result(self, type_spec: tff.Type):
+    return self._result(self._plan.result, type_spec)
+
+  def _result(self, tree, type_spec):
+    if isinstance(type_spec, tff.FederatedType):
+      slots = plans.flatten(tree)
+      if type_spec.all_equal:
+        return values.to_python([self._server[slot] for slot in slots], type_spec.member)
+      return [
+        values.to_python(
+          [kept[slot] if slot in kept else self._server[slot] for slot in slots], type_spec.member
+        )
+        for kept in self._kept
+      ]
+    if isinstance(type_spec, tff.StructType) and tree:
+      elements = tff.structure.Struct(
+        [
+          (name, self._result(branch, element_type))
+          for branch, (name, element_type) in zip(
+            tree, tff.structure.iter_elements(type_spec), strict=True
+          )
+        ]
+      )
+      return tff.types.type_to_py_container(elements, type_spec)
+    return values.to_python([self._server[slot] for slot in plans.flatten(tree)], type_spec)
+
+
+class _InProcessContext(tff.framework.SyncContext):
+  """Runs computations in this process."""
+
+  def __init__(self, devices, num_threads, default_num_clients, simulate_secure_sums_in_the_clear):
+    self._devices = devices
+    self._num_threads = num_threads
+    self._default_num_clients = default_num_clients
+    self._simulate_secure_sums_in_the_clear = simulate_secure_sums_in_the_clear
+    self._lazy_pool = None
+    # By `id`, because the hash of a computation serialises all its graphs.
+    self._plans = {}
+    self._clients_of_device = collections.Counter()
+
+  @property
+  def _pool(self) -> client_pool.ClientPool:
+    # Made at the first computation: to list the devices initialises TensorFlow, and then it can no longer be configured.
+    if self._lazy_pool is None:
+      self._lazy_pool = _make_pool(self._devices, self._num_threads)
+    return self._lazy_pool
+
+  def _plan_of(self, computation) -> plans.Plan:
+    key = id(computation)
+    if key not in self._plans:
+      compiled = computation
+      if self._simulate_secure_sums_in_the_clear:
+        compiled = tff.backends.test.replace_secure_intrinsics_with_bodies(compiled)
+      compiled = tff.backends.native.desugar_and_transform_to_native(compiled)
+      self._plans[key] = plans.make_plan(compiled)
+      weakref.finalize(computation, self._plans.pop, key, None).atexit = False
+    return self._plans[key]
+
+  def invoke(self, comp, arg):
+    plan = self._plan_of(comp)
+    num_clients = None if arg is None else _num_clients(arg, plan.parameter_type)
+    if num_clients is None:
+      num_clients = self._default_num_clients
+    with _cancellation.cancelled_on_error():
+      current = _Round(plan, self._pool, num_clients)
+      if arg is not None:
+        current.ingest(arg)
+      current.run()
+      # The compiler forgets Python containers: the type before compilation has them.
+      return current.result(comp.type_signature.result)
+
+  def describe(self) -> dict[str, object]:
+    return {
+      'runtime': 'in_process',
+      'devices': self._pool.devices,
+      'num_threads': self._pool.num_threads,
+      'intra_op_threads': tf.config.threading.get_intra_op_parallelism_threads(),
+    }
+
+
+def _make_pool(devices: Sequence[str] | None, num_threads: int | None) -> client_pool.ClientPool:
+  known = [device.name for device in tf.config.list_logical_devices()]
+  accelerators = [device.name for device in tf.config.list_logical_devices('GPU')]
+  if devices is None:
+    devices = accelerators or ['/device:CPU:0']
+  for device in devices:
+    if not any(name.endswith(device.upper().lstrip('/').removeprefix('DEVICE:')) for name in known):
+      raise ValueError(f'Expected devices among {known}, found {device!r}.')
+  if num_threads is None:
+    num_threads = len(devices) if accelerators else os.cpu_count()
+  return client_pool.ClientPool(devices, num_threads)
+
+
+def create_in_process_context(
+  *,
+  devices: Sequence[str] | None = None,
+  num_threads: int | None = None,
+  default_num_clients: int = 0,
+  simulate_secure_sums_in_the_clear: bool = False,
+) -> tff.framework.SyncContext:
+  """Creates a context that runs TFF computations in this process."""
+  if num_threads is not None and num_threads < 1:
+    raise ValueError(f'Expected num_threads of at least 1, found {num_threads}.')
+  return _InProcessContext(
+    devices, num_threads, default_num_clients, simulate_secure_sums_in_the_clear
+  )
+
+
+def set_in_process_context(**options) -> None:
+  tff.framework.set_default_context(create_in_process_context(**options))
