@@ -9,5 +9,6 @@ from fednar_tff.tasks.partition import build_natural as build_natural
 from fednar_tff.tasks.registry import create_task as create_task
 from fednar_tff.tasks.registry import register_task as register_task
 from fednar_tff.tasks.registry import task_names as task_names
+from fednar_tff.tasks.sources import DataError as DataError
 from fednar_tff.tasks.task import Task as Task
 from fednar_tff.tasks.task import build_task as build_task

@@ -208,13 +208,15 @@ def dense(param, x, units, name):
   return tf.nn.bias_add(tf.linalg.matmul(x, kernel), bias)
 
 
-def conv(param, x, filters, size, name, *, stride=1, use_bias=True):
-  """A convolution padded by `size // 2` on each side, initialised as `dense` is."""
+def conv(param, x, filters, size, name, *, stride=1, padding='SAME', use_bias=True):
+  """A convolution, initialised as `dense` is; 'SAME' pads `size // 2` on each side."""
   fan_in = size * size * x.shape[-1]
   kernel = param(f'{name}/kernel', [size, size, x.shape[-1], filters], bound=fan_in**-0.5)
-  # With stride 1 this is 'SAME'; with stride 2 'SAME' would pad one side only.
-  pad = [size // 2, size // 2]
-  x = tf.nn.conv2d(x, kernel, stride, padding=[[0, 0], pad, pad, [0, 0]])
+  if padding == 'SAME' and stride > 1:
+    # TensorFlow's own 'SAME' would pad one side only here.
+    pad = [size // 2, size // 2]
+    x, padding = tf.pad(x, [[0, 0], pad, pad, [0, 0]]), 'VALID'
+  x = tf.nn.conv2d(x, kernel, stride, padding)
   if use_bias:
     x = tf.nn.bias_add(x, param(f'{name}/bias', [filters], bound=fan_in**-0.5))
   return x
@@ -244,6 +246,8 @@ def build_mlp(num_classes: int, hidden: tuple[int, ...] = (128,)) -> Callable[..
 def build_cnn(num_classes: int) -> Callable[..., tf.Tensor]:
   """Builds a small CNN: conv 5x5x32, pool, conv 5x5x64, pool, dense 128, dense.
 
+  The convolutions are not padded, except on images too small for that.
+
   Args:
     num_classes: The number of classes.
 
@@ -253,12 +257,161 @@ def build_cnn(num_classes: int) -> Callable[..., tf.Tensor]:
 
   def cnn(param, x, training):
     del training  # Unused.
+    padding = 'VALID' if min(x.shape[1:3]) >= 16 else 'SAME'
     for i, filters in enumerate((32, 64)):
-      x = conv(param, x, filters, 5, f'conv{i}')
-      # Pooling first: the same values, a quarter of the rectifications.
-      x = tf.nn.relu(tf.nn.max_pool2d(x, 2, 2, 'SAME'))
+      x = tf.nn.relu(conv(param, x, filters, 5, f'conv{i}', padding=padding))
+      x = tf.nn.max_pool2d(x, 2, 2, 'VALID')
     x = tf.reshape(x, [-1, x.shape[1:].num_elements()])
     x = tf.nn.relu(dense(param, x, 128, 'hidden'))
     return dense(param, x, num_classes, 'logits')
 
   return cnn
+
+
+def group_norm(param, x, name, *, groups=2, epsilon=1e-5):
+  """GroupNorm over height, width and the channels of a group, then scale and offset by channel."""
+  channels = x.shape[-1]
+  scale = param(f'{name}/scale', [channels], center=1.0)
+  offset = param(f'{name}/offset', [channels])
+
+  def mean_of_group(by_channel):
+    grouped = tf.reshape(by_channel, [-1, groups, channels // groups])
+    return tf.repeat(tf.reduce_mean(grouped, axis=2), channels // groups, axis=1)
+
+  # One scale and offset per image and channel, so that the map itself is read twice only: twice as
+  # fast as normalising and then scaling.
+  mean = mean_of_group(tf.reduce_mean(x, axis=[1, 2]))
+  variance = mean_of_group(tf.reduce_mean(tf.square(x), axis=[1, 2])) - tf.square(mean)
+  scale = scale * tf.math.rsqrt(tf.maximum(variance, 0.0) + epsilon)
+  offset = offset - mean * scale
+  return x * scale[:, tf.newaxis, tf.newaxis] + offset[:, tf.newaxis, tf.newaxis]
+
+
+_POOLINGS = {
+  'global': lambda x: tf.reduce_mean(x, axis=[1, 2]),
+  # The released code's 3x3 window with stride 3 fits once into a 4x4 map (PAPER_VS_CODE.md, D7).
+  'top_left': lambda x: tf.reduce_mean(x[:, :3, :3], axis=[1, 2]),
+}
+
+
+def build_resnet18(num_classes: int, pooling: str = 'global') -> Callable[..., tf.Tensor]:
+  """Builds ResNet-18 for 32x32 images: 3x3 stem, GroupNorm with 2 groups.
+
+  Args:
+    num_classes: The number of classes.
+    pooling: 'global' averages the last 4x4 map, 'top_left' only its top left 3x3, as the released
+      code does.
+
+  Returns:
+    A network.
+
+  Raises:
+    ValueError: If `pooling` is unknown.
+  """
+  if pooling not in _POOLINGS:
+    raise ValueError(f'Unknown pooling {pooling!r}, choose one of: {", ".join(_POOLINGS)}.')
+
+  def block(param, x, filters, stride, name):
+    y = conv(param, x, filters, 3, f'{name}/conv0', stride=stride, use_bias=False)
+    y = tf.nn.relu(group_norm(param, y, f'{name}/norm0'))
+    y = conv(param, y, filters, 3, f'{name}/conv1', use_bias=False)
+    y = group_norm(param, y, f'{name}/norm1')
+    if x.shape != y.shape:
+      x = conv(param, x, filters, 1, f'{name}/shortcut', stride=stride, use_bias=False)
+      x = group_norm(param, x, f'{name}/shortcut_norm')
+    return tf.nn.relu(x + y)
+
+  def resnet18(param, x, training):
+    del training  # Unused.
+    x = conv(param, x, 64, 3, 'stem', use_bias=False)
+    x = tf.nn.relu(group_norm(param, x, 'stem_norm'))
+    for stage, filters in enumerate((64, 128, 256, 512)):
+      for i in range(2):
+        x = block(param, x, filters, 2 if stage and not i else 1, f'stage{stage}/block{i}')
+    return dense(param, _POOLINGS[pooling](x), num_classes, 'logits')
+
+  return resnet18
+
+
+def dropout(x, rate, seed):
+  """Zeroes a share `rate` of `x` and scales up the rest, as a function of `seed`."""
+  return tf.nn.experimental.stateless_dropout(x, rate, seed=seed, rng_alg='philox')
+
+
+def layer_norm(param, x, name, *, epsilon=1e-5):
+  """LayerNorm over the last axis."""
+  scale = param(f'{name}/scale', x.shape[-1:], center=1.0)
+  offset = param(f'{name}/offset', x.shape[-1:])
+  mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+  return tf.nn.batch_normalization(x, mean, variance, offset, scale, epsilon)
+
+
+def attention(param, queries, x, name, *, heads, dropout_fn):
+  """Multi-head attention of `queries` to all positions of `x`, both `[batch, positions, width]`."""
+  width = x.shape[-1]
+  kernel = param(f'{name}/kernel', [width, 3 * width], bound=width**-0.5)
+  bias = param(f'{name}/bias', [3 * width])
+
+  def project(source, part):
+    columns = slice(part * width, (part + 1) * width)
+    projected = tf.nn.bias_add(tf.linalg.matmul(source, kernel[:, columns]), bias[columns])
+    by_head = tf.reshape(projected, [-1, source.shape[1], heads, width // heads])
+    return tf.transpose(by_head, [0, 2, 1, 3])
+
+  query = project(queries, 0) * (width // heads) ** -0.5
+  scores = tf.linalg.matmul(query, project(x, 1), transpose_b=True)
+  mixed = tf.linalg.matmul(dropout_fn(tf.nn.softmax(scores)), project(x, 2))
+  joined = tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, queries.shape[1], width])
+  return dense(param, joined, width, f'{name}/out')
+
+
+def build_transformer(
+  vocabulary_size: int,
+  *,
+  layers: int = 6,
+  heads: int = 4,
+  width: int = 128,
+  hidden: int = 512,
+  dropout_rate: float = 0.1,
+) -> Callable[..., tf.Tensor]:
+  """Builds a post-norm transformer encoder that predicts the character after the last position.
+
+  There is no mask: every position is known when the next character is asked for. Only the last
+  position is read, so the last layer computes no other.
+
+  Args:
+    vocabulary_size: The number of characters.
+    layers: The number of layers.
+    heads: The number of attention heads.
+    width: The size of a character's vector.
+    hidden: The size of the hidden layer applied at each position.
+    dropout_rate: The share of values dropped in training, drawn from the `seed` leaf of `x`.
+
+  Returns:
+    A network on `x = {'tokens': integers [batch, positions], 'seed': int32 [2]}`.
+  """
+
+  def transformer(param, x, training):
+    tokens, seed = x['tokens'], x['seed']
+    num_drawn = 0
+
+    def drop(values):
+      nonlocal num_drawn
+      num_drawn += 1
+      return dropout(values, dropout_rate, seed + [num_drawn, 0]) if training else values
+
+    # A product with one-hot rows, not a lookup: its gradient is a dense tensor on every path.
+    table = param('characters', [vocabulary_size, width], bound=0.1)
+    one_hot = tf.one_hot(tf.cast(tokens, tf.int32), vocabulary_size)
+    positions = param('positions', [tokens.shape[1], width], bound=1.0)
+    x = drop(tf.linalg.matmul(one_hot, table) * width**0.5 + positions)
+    for i in range(layers):
+      name = f'layer{i}'
+      read = x[:, -1:] if i == layers - 1 else x
+      mixed = attention(param, read, x, f'{name}/attention', heads=heads, dropout_fn=drop)
+      x = layer_norm(param, read + drop(mixed), f'{name}/norm0')
+      y = drop(tf.nn.relu(dense(param, x, hidden, f'{name}/hidden')))
+      x = layer_norm(param, x + drop(dense(param, y, width, f'{name}/out')), f'{name}/norm1')
+    return dense(param, x[:, -1], vocabulary_size, 'logits')
+
+  return transformer

@@ -6,10 +6,13 @@ from typing import Any, Optional
 
 import tensorflow_federated as tff
 
-from fednar_tff.tasks import small_tasks, task
+from fednar_tff.tasks import cifar, shakespeare, small_tasks, task
 
 _BUILDERS = {
+  'cifar10': cifar.build_cifar10,
+  'cifar100': cifar.build_cifar100,
   'digits': small_tasks.build_digits,
+  'shakespeare': shakespeare.build_shakespeare,
   'synthetic': small_tasks.build_synthetic,
 }
 
@@ -60,7 +63,8 @@ def create_task(
     data_dir: Where the data is, instead of the default folder of tfds or TFF.
     num_clients: The number of clients.
     alpha: The concentration of a Dirichlet partition.
-    partition: 'dirichlet' (equal sizes, the paper's), 'dirichlet_unequal', 'iid' or 'natural'.
+    partition: 'dirichlet' (equal sizes, the paper's), 'dirichlet_unequal' or 'iid'; cifar100 and
+      shakespeare come divided and take none.
     partition_seed: The seed of the partition.
     model_seed: The seed of the initial weights.
     train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`, for stock pipelines.

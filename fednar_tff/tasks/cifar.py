@@ -1,0 +1,168 @@
+"""CIFAR-10, split by us, and CIFAR-100 as TFF splits it.
+
+The images stay uint8 in memory; normalisation and augmentation are part of the network, so that all
+clients share one copy. Augmentation is a crop of the image padded by 4 black pixels and a
+horizontal flip, drawn per image, or once for a whole batch as the released code does
+(PAPER_VS_CODE.md, D15).
+"""
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+
+from fednar_tff.tasks import assembly, models, sources, task
+from fednar_tff.tasks import partition as partition_lib
+
+_SIDE, _PADDING = 32, 4
+_SHIFTS = 2 * _PADDING + 1
+_STATISTICS = {
+  'cifar10': ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
+  'cifar100': ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+}
+
+
+def build_cifar10(
+  *,
+  model='resnet18',
+  seed=0,
+  data_dir=None,
+  num_clients=100,
+  alpha=None,
+  partition='dirichlet',
+  partition_seed=0,
+  model_seed=0,
+  train_client_spec=None,
+  augmentation='per_image',
+  pooling=None,
+):
+  """Builds the CIFAR-10 task; alpha is 0.3 by default."""
+  network = _build_network('cifar10', model, 10, augmentation, pooling)
+  data = sources.load_cifar10(data_dir)
+  return assembly.assemble(
+    'cifar10',
+    train=_examples(data['train']),
+    test=_examples(data['test']),
+    partition=assembly.make_partition(
+      partition,
+      data['train']['label'].numpy(),
+      num_clients,
+      alpha,
+      default_alpha=0.3,
+      seed=partition_seed,
+    ),
+    network=network,
+    seed=seed,
+    model_seed=model_seed,
+    train_client_spec=train_client_spec,
+    needs_seed=True,
+  )
+
+
+def build_cifar100(
+  *,
+  model='resnet18',
+  seed=0,
+  data_dir=None,
+  model_seed=0,
+  train_client_spec=None,
+  augmentation='per_image',
+  pooling=None,
+):
+  """Builds the CIFAR-100 task with TFF's own 500 clients."""
+  network = _build_network('cifar100', model, 100, augmentation, pooling)
+  data = sources.load_cifar100(data_dir)
+  train = data['train']
+  return assembly.assemble(
+    'cifar100',
+    train=_examples(train),
+    test=_examples(data['test']),
+    partition=partition_lib.build_natural(train['label'], np.char.decode(train['client_id'])),
+    network=network,
+    seed=seed,
+    model_seed=model_seed,
+    train_client_spec=train_client_spec,
+    needs_seed=True,
+  )
+
+
+def _examples(split):
+  return collections.OrderedDict(x=collections.OrderedDict(image=split['image']), y=split['label'])
+
+
+def _build_network(name, model, num_classes, augmentation, pooling):
+  """Builds a network on uint8 images: augmentation and normalisation, then the model."""
+  builder = assembly.choose(
+    f'model of task {name}',
+    model,
+    {'resnet18': models.build_resnet18, 'cnn': models.build_cnn, 'mlp': models.build_mlp},
+  )
+  if pooling is not None and model != 'resnet18':
+    raise ValueError(f'pooling is a switch of resnet18, found pooling={pooling!r} for {model}.')
+  augment = assembly.choose(
+    'augmentation',
+    augmentation,
+    {
+      'per_image': augment_per_image,
+      'per_batch': augment_per_batch,
+      'none': lambda images, seed: images,
+    },
+  )
+  classifier = builder(num_classes, **({} if pooling is None else {'pooling': pooling}))
+  mean, deviation = (255.0 * np.array(s, np.float32) for s in _STATISTICS[name])
+
+  def network(param, x, training):
+    images = augment(x['image'], x[task.SEED_KEY]) if training else x['image']
+    images = (tf.cast(images, tf.float32) - mean) / deviation
+    return classifier(param, images, training)
+
+  return network
+
+
+def augment_per_image(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """Crops and flips each image on its own.
+
+  Args:
+    images: `[batch, 32, 32, 3]`.
+    seed: An int32 `[2]`.
+
+  Returns:
+    Images of the same shape.
+  """
+  batch = tf.shape(images)[0]
+  top, left, flip = _draw([batch, 1], seed)
+  # One gather of all pixels from the padded batch: faster than a slice per image.
+  side = _SIDE + 2 * _PADDING
+  across = tf.range(_SIDE)
+  rows = top + across
+  columns = left + tf.where(flip, _SIDE - 1 - across, across)
+  image = tf.range(batch)[:, tf.newaxis, tf.newaxis]
+  pixels = (image * side + rows[:, :, tf.newaxis]) * side + columns[:, tf.newaxis, :]
+  return tf.gather(tf.reshape(_pad(images), [-1, 3]), pixels)
+
+
+def augment_per_batch(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """Crops and flips all images of a batch alike.
+
+  Args:
+    images: `[batch, 32, 32, 3]`.
+    seed: An int32 `[2]`.
+
+  Returns:
+    Images of the same shape.
+  """
+  top, left, flip = _draw([], seed)
+  images = tf.slice(_pad(images), [0, top, left, 0], [-1, _SIDE, _SIDE, 3])
+  return tf.where(flip, tf.reverse(images, axis=[2]), images)
+
+
+def _draw(shape, seed):
+  """Draws the crop's top and left in [0, 8] and whether to flip, from one number each."""
+  drawn = tf.random.stateless_uniform(
+    shape, seed, minval=0, maxval=2 * _SHIFTS**2, dtype=tf.int32, alg='philox'
+  )
+  return drawn // (2 * _SHIFTS), drawn // 2 % _SHIFTS, drawn % 2 == 1
+
+
+def _pad(images):
+  return tf.pad(images, [[0, 0], [_PADDING, _PADDING], [_PADDING, _PADDING], [0, 0]])

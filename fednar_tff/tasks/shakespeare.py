@@ -1,0 +1,119 @@
+"""Shakespeare, one role a client: 80 characters, and the next one to predict."""
+
+import collections
+import hashlib
+import string
+
+import numpy as np
+
+from fednar_tff.tasks import assembly, models, sources
+from fednar_tff.tasks import partition as partition_lib
+
+WINDOW = 80
+# 79 characters and, last, one entry for all others: 80 in all.
+VOCABULARY = '\n !"$&\'(),-.' + string.digits + ':;?[]' + string.ascii_letters
+UNKNOWN = len(VOCABULARY)
+VOCABULARY_SIZE = UNKNOWN + 1
+
+_MIN_WINDOWS = {'train': 2000, 'test': 400}
+_CODES = np.full(256, UNKNOWN, np.uint8)
+_CODES[np.frombuffer(VOCABULARY.encode(), np.uint8)] = np.arange(UNKNOWN)
+
+
+def build_shakespeare(
+  *,
+  model='transformer',
+  seed=0,
+  data_dir=None,
+  num_clients=100,
+  partition_seed=0,
+  model_seed=0,
+  train_client_spec=None,
+  crop_windows=True,
+  dropout=0.1,
+):
+  """Builds the Shakespeare task.
+
+  The clients are `num_clients` roles, drawn by `partition_seed` among those with at least 2,000
+  train and 400 test windows. With `crop_windows`, as in the released code (PAPER_VS_CODE.md, D17),
+  a client holds 2,000 and 400 consecutive windows from a random start on; without, all its windows.
+  """
+  builder = assembly.choose(
+    'model of task shakespeare', model, {'transformer': models.build_transformer}
+  )
+  if not 0 <= dropout < 1:
+    raise ValueError(f'dropout must be at least 0 and less than 1, found {dropout}.')
+  codes = {
+    split: _codes_by_role(examples)
+    for split, examples in sources.load_shakespeare(data_dir).items()
+  }
+  roles = _choose_roles(codes, num_clients, partition_seed)
+  examples, owners = {}, None
+  for split, minimum in _MIN_WINDOWS.items():
+    windows = [_windows(codes[split][role]) for role in roles]
+    if crop_windows:
+      windows = [
+        _cropped(w, minimum, f'{split}/{partition_seed}/{role}') for w, role in zip(windows, roles)
+      ]
+    if split == 'train':
+      owners = np.repeat(roles, [len(w) for w in windows])
+    joined = np.concatenate(windows)
+    if split == 'test':
+      # Mixed once, so that the first batches are a fair sample of all roles.
+      joined = joined[np.random.RandomState(0).permutation(len(joined))]
+    examples[split] = collections.OrderedDict(
+      x=collections.OrderedDict(tokens=joined[:, :WINDOW]), y=joined[:, WINDOW].astype(np.int32)
+    )
+  return assembly.assemble(
+    'shakespeare',
+    train=examples['train'],
+    test=examples['test'],
+    partition=partition_lib.build_natural(examples['train']['y'], owners),
+    network=builder(VOCABULARY_SIZE, dropout_rate=dropout),
+    seed=seed,
+    model_seed=model_seed,
+    train_client_spec=train_client_spec,
+    needs_seed=True,
+  )
+
+
+def encode(text: bytes) -> np.ndarray:
+  """Returns the codes of a text's characters, uint8."""
+  return _CODES[np.frombuffer(text, np.uint8)]
+
+
+def _codes_by_role(examples):
+  """Joins each role's speeches by newlines."""
+  speeches = collections.defaultdict(list)
+  for role, snippet in zip(examples['client_id'], examples['snippets']):
+    speeches[role.decode()].append(snippet)
+  return {role: encode(b'\n'.join(parts)) for role, parts in speeches.items()}
+
+
+def _choose_roles(codes, num_clients, seed):
+  eligible = sorted(
+    role
+    for role in codes['train']
+    if all(
+      len(codes[split].get(role, ())) - WINDOW >= minimum for split, minimum in _MIN_WINDOWS.items()
+    )
+  )
+  if not 1 <= num_clients <= len(eligible):
+    raise ValueError(
+      f'num_clients must be between 1 and {len(eligible)}, the number of roles with enough text, '
+      f'found {num_clients}.'
+    )
+  return sorted(eligible, key=lambda role: _digest(f'role/{seed}/{role}'))[:num_clients]
+
+
+def _windows(codes):
+  return np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)
+
+
+def _cropped(windows, count, key):
+  start = _digest(key) % (len(windows) - count + 1)
+  return windows[start : start + count]
+
+
+def _digest(key):
+  return int.from_bytes(hashlib.sha256(f'shakespeare/{key}'.encode()).digest()[:8], 'little')

@@ -1,0 +1,170 @@
+"""Reading the data sets of tfds and TFF: once per process, whole, and checked."""
+
+import functools
+import os
+import pathlib
+import sqlite3
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+_TFF_DEFAULT_DIR = '~/.tff'
+_TFDS_DEFAULT_DIR = '~/tensorflow_datasets'
+
+
+class DataError(RuntimeError):
+  """A data set is missing and cannot be downloaded, or a file of it is damaged."""
+
+
+def load_cifar10(data_dir: Optional[str] = None) -> dict[str, dict[str, tf.Tensor]]:
+  """Reads CIFAR-10 through tfds.
+
+  Args:
+    data_dir: The folder of tfds; its default folder if None.
+
+  Returns:
+    For 'train' and 'test', the tensors 'image' (uint8) and 'label' (int32), in host memory.
+
+  Raises:
+    DataError: If the data is missing and the download failed, or a file is damaged.
+  """
+  return _load_tfds('cifar10', _folder(data_dir, 'TFDS_DATA_DIR', _TFDS_DEFAULT_DIR))
+
+
+def load_cifar100(data_dir: Optional[str] = None) -> dict[str, dict[str, np.ndarray]]:
+  """Reads TFF's federated CIFAR-100.
+
+  Args:
+    data_dir: The cache folder of TFF; its default folder if None.
+
+  Returns:
+    For 'train' and 'test', the arrays 'client_id', 'image' (uint8) and 'label' (int32).
+
+  Raises:
+    DataError: If the data is missing and the download failed, or the file is damaged.
+  """
+  return _load_tff('cifar100', _folder(data_dir, None, _TFF_DEFAULT_DIR))
+
+
+def load_shakespeare(data_dir: Optional[str] = None) -> dict[str, dict[str, np.ndarray]]:
+  """Reads TFF's federated Shakespeare.
+
+  Args:
+    data_dir: The cache folder of TFF; its default folder if None.
+
+  Returns:
+    For 'train' and 'test', the arrays 'client_id' and 'snippets' (bytes).
+
+  Raises:
+    DataError: If the data is missing and the download failed, or the file is damaged.
+  """
+  return _load_tff('shakespeare', _folder(data_dir, None, _TFF_DEFAULT_DIR))
+
+
+def _folder(data_dir, variable, default):
+  data_dir = data_dir or (variable and os.environ.get(variable)) or default
+  return os.path.abspath(os.path.expanduser(data_dir))
+
+
+@functools.cache
+def _load_tfds(name, folder):
+  import tensorflow_datasets as tfds
+
+  load = functools.partial(tfds.load, name, data_dir=folder, split=['train', 'test'])
+  try:
+    load(download=False)
+  except Exception:  # tfds raises many kinds, also AssertionError.
+    try:
+      load(download=True)
+    except Exception as e:
+      raise DataError(
+        f'Data set {name} is missing: looked in {os.path.join(folder, name)}, and the download '
+        f'failed ({_one_line(e)}). With a network, fetch it by: '
+        f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}, data_dir={folder!r})"'
+      ) from e
+  try:
+    (train, test), info = load(download=False, batch_size=-1, with_info=True)
+  except Exception as e:
+    raise DataError(_damage(os.path.join(folder, name), e)) from e
+  result = {}
+  for split, read in (('train', train), ('test', test)):
+    expected = info.splits[split].num_examples
+    if len(read['label']) != expected:
+      files = ', '.join(str(f) for f in info.splits[split].filepaths)
+      raise DataError(
+        f'{files} holds {len(read["label"])} of {expected} examples; delete it and fetch it again.'
+      )
+    with tf.device('CPU:0'):
+      result[split] = dict(image=tf.identity(read['image']), label=tf.cast(read['label'], tf.int32))
+  return result
+
+
+@functools.cache
+def _load_tff(name, folder):
+  module = getattr(tff.simulation.datasets, name)
+  path = os.path.join(folder, f'{name}.sqlite')
+  was_there = os.path.exists(path)
+  if was_there:
+    _check_database(path)
+  try:
+    train, test = module.load_data(cache_dir=folder)
+  except Exception as e:
+    if not was_there and os.path.exists(path):
+      os.remove(path)  # A download that broke off would pass for the whole next time.
+    raise DataError(
+      f'Data set {name} is missing: looked for {path}, and the download failed ({_one_line(e)}). '
+      'With a network, fetch it by: python -c "import tensorflow_federated as tff; '
+      f'tff.simulation.datasets.{name}.load_data(cache_dir={folder!r})"'
+    ) from e
+  if not was_there:
+    _check_database(path)
+  return {'train': _read_all(train), 'test': _read_all(test)}
+
+
+def _read_all(client_data):
+  """Reads every client's examples in one pass: a dataset per client would take a minute."""
+
+  def of_client(client_id):
+    examples = client_data.serializable_dataset_fn(client_id)
+    return examples.map(lambda example: dict(example, client_id=client_id))
+
+  dataset = tf.data.Dataset.from_tensor_slices(client_data.client_ids).flat_map(of_client)
+  chunks = list(dataset.batch(1000).as_numpy_iterator())
+  return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
+
+
+def _check_database(path):
+  """Raises a `DataError` if a database is damaged or holds less than it says."""
+  try:
+    # As a URI: the plain form would create a missing file.
+    connection = sqlite3.connect(f'{pathlib.Path(path).as_uri()}?mode=ro', uri=True)
+    try:
+      (health,) = connection.execute('PRAGMA quick_check(1)').fetchone()
+      if health != 'ok':
+        raise sqlite3.DatabaseError(health)
+      (expected,) = connection.execute('SELECT SUM(num_examples) FROM client_metadata').fetchone()
+      (found,) = connection.execute('SELECT COUNT(*) FROM examples').fetchone()
+    finally:
+      connection.close()
+  except sqlite3.Error as e:
+    raise DataError(f'{path} is damaged ({_one_line(e)}); delete it and fetch it again.') from e
+  if found != expected:
+    raise DataError(f'{path} holds {found} of {expected} examples; delete it and fetch it again.')
+
+
+def _damage(folder, error):
+  """Says which record file below a folder cannot be read."""
+  for path in sorted(pathlib.Path(folder).rglob('*.tfrecord*')):
+    try:
+      for _ in tf.data.TFRecordDataset(str(path)):
+        pass
+    except tf.errors.OpError as e:
+      return f'{path} is damaged ({_one_line(e)}); delete {path.parent} and fetch it again.'
+  return f'{folder} cannot be read ({_one_line(error)}); delete it and fetch it again.'
+
+
+def _one_line(error):
+  text = ' '.join(str(error).split())
+  return text if len(text) <= 200 else text[:200] + '...'
