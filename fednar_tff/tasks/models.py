@@ -2,7 +2,8 @@
 
 A network is a function `network(param, x, training)` that returns logits and asks for its weights
 in order: `param(name, shape, bound=0.0, center=0.0)` is the next one, initially uniform in
-`center +- bound`. `build_model_fns` turns a network into TFF's two kinds of model.
+`center +- bound`. `build_model_fns` turns a network into TFF's two kinds of model. Networks are
+traced without AutoGraph, several times faster: a branch on a tensor must be a `tf.cond`.
 """
 
 import collections
@@ -68,7 +69,7 @@ def build_model_fns(
     return tff.learning.models.FunctionalModel(
       initial_weights=(initial_weights, ()),
       predict_on_batch_fn=tf.function(
-        lambda model_weights, x, training: predict(model_weights[0], x, training)
+        lambda model_weights, x, training: predict(model_weights[0], x, training), autograph=False
       ),
       loss_fn=lambda output, label, sample_weight=None: _mean_loss(label, output),
       metrics_fns=(
@@ -92,7 +93,7 @@ def _trace_parameters(network, x_spec, seed):
     parameters.append(_Parameter(name, tuple(shape), bound, center, pair))
     return tf.zeros(shape)
 
-  tf.function(lambda x: network(param, x, False)).get_concrete_function(x_spec)
+  tf.function(lambda x: network(param, x, False), autograph=False).get_concrete_function(x_spec)
   return tuple(parameters)
 
 
@@ -108,10 +109,11 @@ def _num_correct(labels, logits):
 
 
 def _initial_metrics():
+  # Tuples: tf.data, whose reduce carries this state, makes a tensor of a list.
   return collections.OrderedDict(
-    loss=[tf.zeros([]), tf.zeros([])],
-    accuracy=[tf.zeros([]), tf.zeros([])],
-    num_examples=[tf.zeros([], tf.int32)],
+    loss=(tf.zeros([]), tf.zeros([])),
+    accuracy=(tf.zeros([]), tf.zeros([])),
+    num_examples=(tf.zeros([], tf.int32),),
   )
 
 
@@ -120,9 +122,9 @@ def _updated_metrics(state, labels, batch_output, sample_weight=None):
   count = tf.cast(batch_output.num_examples, tf.float32)
   (loss_sum, loss_count), (correct, correct_count) = state['loss'], state['accuracy']
   return collections.OrderedDict(
-    loss=[loss_sum + batch_output.loss * count, loss_count + count],
-    accuracy=[correct + _num_correct(labels, batch_output.predictions), correct_count + count],
-    num_examples=[state['num_examples'][0] + batch_output.num_examples],
+    loss=(loss_sum + batch_output.loss * count, loss_count + count),
+    accuracy=(correct + _num_correct(labels, batch_output.predictions), correct_count + count),
+    num_examples=(state['num_examples'][0] + batch_output.num_examples,),
   )
 
 
@@ -167,11 +169,11 @@ class _ClassifierModel(tff.learning.models.VariableModel):
   def input_spec(self):
     return self._input_spec
 
-  @tf.function
+  @tf.function(autograph=False)
   def predict_on_batch(self, x, training=True):
     return self._predict(self._weights, x, training)
 
-  @tf.function
+  @tf.function(autograph=False)
   def forward_pass(self, batch_input, training=True):
     x, labels = batch_input['x'], batch_input['y']
     logits = self._predict(self._weights, x, training)

@@ -1,0 +1,266 @@
+"""The networks against NumPy written on its own: loops and einsum, no shared code."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from fednar_tff.tasks import models
+
+
+def _spec(shape, dtype=tf.float32):
+  return collections.OrderedDict(
+    x=tf.TensorSpec([None, *shape], dtype), y=tf.TensorSpec([None], tf.int32)
+  )
+
+
+def _text_spec(positions):
+  x = collections.OrderedDict(
+    tokens=tf.TensorSpec([None, positions], tf.uint8), seed=tf.TensorSpec([2], tf.int32)
+  )
+  return collections.OrderedDict(x=x, y=tf.TensorSpec([None], tf.int32))
+
+
+def _random_model(network, spec, seed=0):
+  """A model all of whose weights are random, also those that start at 0 or 1, and the weights."""
+  model = models.build_model_fns(network, spec)[0]()
+  generator = np.random.RandomState(seed)
+  weights = []
+  for variable in model.trainable_variables:
+    value = variable.numpy() + generator.normal(scale=0.1, size=variable.shape)
+    variable.assign(value)
+    weights.append(value.astype(np.float32).astype(np.float64))
+  return model, weights
+
+
+def _num_parameters(model_fn):
+  with tf.Graph().as_default():
+    return sum(v.shape.num_elements() for v in model_fn().trainable_variables)
+
+
+def _np_conv(x, kernel, stride=1, pad=0):
+  size = kernel.shape[0]
+  x = np.pad(x, [(0, 0), (pad, pad), (pad, pad), (0, 0)])
+  height = (x.shape[1] - size) // stride + 1
+  out = 0.0
+  for i in range(size):
+    for j in range(size):
+      end = (height - 1) * stride + 1
+      patch = x[:, i : i + end : stride, j : j + end : stride]
+      out = out + np.einsum('nhwc,cd->nhwd', patch, kernel[i, j])
+  return out
+
+
+def _np_group_norm(x, scale, offset, groups=2):
+  out = np.empty_like(x)
+  per_group = x.shape[-1] // groups
+  for n in range(x.shape[0]):
+    for g in range(groups):
+      channels = slice(g * per_group, (g + 1) * per_group)
+      part = x[n, :, :, channels]
+      out[n, :, :, channels] = (part - part.mean()) / np.sqrt(part.var() + 1e-5)
+  return out * scale + offset
+
+
+def _np_layer_norm(x, scale, offset):
+  centered = x - x.mean(axis=-1, keepdims=True)
+  return centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + 1e-5) * scale + offset
+
+
+def _np_relu(x):
+  return np.where(x > 0, x, 0)
+
+
+def _np_pool(x):
+  return np.maximum.reduce([x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)])
+
+
+def _np_cnn(weights, x, pad):
+  k0, b0, k1, b1, k2, b2, k3, b3 = weights
+  x = _np_pool(_np_relu(_np_conv(x, k0, pad=pad) + b0))
+  x = _np_pool(_np_relu(_np_conv(x, k1, pad=pad) + b1))
+  return _np_relu(x.reshape(len(x), -1) @ k2 + b2) @ k3 + b3
+
+
+def _np_resnet18(weights, x, window):
+  weights = iter(weights)
+
+  def conv_norm(x, stride, pad):
+    y = _np_conv(x, next(weights), stride, pad)
+    return _np_group_norm(y, next(weights), next(weights))
+
+  x = _np_relu(conv_norm(x, 1, 1))
+  for stride in (1, 1, 2, 1, 2, 1, 2, 1):
+    y = conv_norm(_np_relu(conv_norm(x, stride, 1)), 1, 1)
+    x = _np_relu(y + (conv_norm(x, 2, 0) if stride == 2 else x))
+  assert x.shape[1:] == (4, 4, 512)
+  return x[:, :window, :window].mean(axis=(1, 2)) @ next(weights) + next(weights)
+
+
+def _np_transformer(weights, tokens, layers, heads):
+  """Every position of every layer is computed here, and the last one read at the end."""
+  weights = iter(weights)
+  table, positions = next(weights), next(weights)
+  width = table.shape[1]
+  x = table[tokens] * np.sqrt(width) + positions
+  for _ in range(layers):
+    kernel, bias = next(weights), next(weights)
+    query, key, value = np.split(x @ kernel + bias, 3, axis=-1)
+    context = np.empty_like(x)
+    for n in range(len(x)):
+      for h in range(heads):
+        part = slice(h * width // heads, (h + 1) * width // heads)
+        scores = query[n, :, part] @ key[n, :, part].T / np.sqrt(width // heads)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        context[n, :, part] = shares @ value[n, :, part]
+    x = _np_layer_norm(x + context @ next(weights) + next(weights), next(weights), next(weights))
+    y = _np_relu(x @ next(weights) + next(weights)) @ next(weights) + next(weights)
+    x = _np_layer_norm(x + y, next(weights), next(weights))
+  return x[:, -1] @ next(weights) + next(weights)
+
+
+def test_parameter_counts_are_the_papers():
+  resnet18 = models.build_model_fns(models.build_resnet18(10), _spec([32, 32, 3]))[0]
+  assert _num_parameters(resnet18) == 11_173_962
+  transformer = models.build_model_fns(models.build_transformer(80), _text_spec(80))[0]
+  assert _num_parameters(transformer) == 1_220_432
+
+
+def test_mlp_equals_numpy():
+  model, (k0, b0, k1, b1) = _random_model(models.build_mlp(3, hidden=(5,)), _spec([2, 2, 1]))
+  x = np.random.RandomState(1).normal(size=[4, 2, 2, 1])
+  expected = _np_relu(x.reshape(4, 4) @ k0 + b0) @ k1 + b1
+  np.testing.assert_allclose(model.predict_on_batch(x.astype(np.float32)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('side, channels, pad', [(32, 3, 0), (8, 1, 2)])
+def test_cnn_equals_numpy(side, channels, pad):
+  model, weights = _random_model(models.build_cnn(10), _spec([side, side, channels]))
+  x = np.random.RandomState(1).normal(size=[2, side, side, channels])
+  actual = model.predict_on_batch(x.astype(np.float32))
+  np.testing.assert_allclose(actual, _np_cnn(weights, x, pad), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize('pooling, window', [('global', 4), ('top_left', 3)])
+def test_resnet18_equals_numpy(pooling, window):
+  model, weights = _random_model(models.build_resnet18(10, pooling), _spec([32, 32, 3]))
+  x = np.random.RandomState(1).normal(size=[2, 32, 32, 3])
+  expected = _np_resnet18(weights, x, window)
+  actual = model.predict_on_batch(x.astype(np.float32)).numpy()
+  np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize('shift', [0.0, 30.0])
+def test_group_norm_equals_numpy(shift):
+  generator = np.random.RandomState(2)
+  x = generator.normal(loc=shift, size=[3, 5, 5, 6])
+  scale, offset = generator.normal(size=[2, 6])
+  weights = iter([tf.constant(scale, tf.float32), tf.constant(offset, tf.float32)])
+  actual = models.group_norm(lambda *a, **k: next(weights), tf.constant(x, tf.float32), 'norm')
+  np.testing.assert_allclose(actual, _np_group_norm(x, scale, offset), atol=1e-5 * (1 + shift**2))
+
+
+@pytest.mark.parametrize('layers', [1, 2])
+def test_transformer_equals_numpy(layers):
+  network = models.build_transformer(11, layers=layers, heads=2, width=8, hidden=12)
+  model, weights = _random_model(network, _text_spec(7))
+  tokens = np.random.RandomState(1).randint(0, 11, [3, 7])
+  x = {'tokens': tokens.astype(np.uint8), 'seed': np.zeros(2, np.int32)}
+  actual = model.predict_on_batch(x, training=False)
+  np.testing.assert_allclose(actual, _np_transformer(weights, tokens, layers, 2), atol=1e-4)
+
+
+def test_dropout_draws_from_the_seed_in_training_only():
+  network = models.build_transformer(11, layers=2, heads=2, width=8, hidden=12)
+  model, _ = _random_model(network, _text_spec(7))
+  tokens = np.random.RandomState(1).randint(0, 11, [3, 7]).astype(np.uint8)
+
+  def predict(seed, training):
+    x = {'tokens': tokens, 'seed': np.array(seed, np.int32)}
+    return model.predict_on_batch(x, training=training).numpy()
+
+  np.testing.assert_array_equal(predict([1, 2], True), predict([1, 2], True))
+  assert np.abs(predict([1, 2], True) - predict([1, 3], True)).max() > 1e-3
+  np.testing.assert_array_equal(predict([1, 2], False), predict([1, 3], False))
+
+
+def test_dropout_keeps_the_mean_and_drops_its_share():
+  dropped = models.dropout(tf.ones([100000]), 0.1, tf.constant([3, 4])).numpy()
+  np.testing.assert_allclose(np.unique(dropped), [0.0, 1 / 0.9], rtol=1e-6)
+  assert abs((dropped == 0).mean() - 0.1) < 0.005
+
+
+def test_metrics_equal_numpy_in_both_kinds_of_model():
+  network = models.build_mlp(3, hidden=(4,))
+  model_fn, functional_model_fn = models.build_model_fns(network, _spec([2]))
+  model, functional = model_fn(), functional_model_fn()
+  generator = np.random.RandomState(0)
+  state = functional.initialize_metrics_state()
+  losses, hits = [], []
+  for n in (5, 2):  # A short last batch: means over examples, not over batches.
+    x = generator.normal(size=[n, 2]).astype(np.float32)
+    y = generator.randint(0, 3, [n]).astype(np.int32)
+    output = model.forward_pass(collections.OrderedDict(x=x, y=y))
+    logits = functional.predict_on_batch(functional.initial_weights, x, training=True)
+    np.testing.assert_array_equal(logits, output.predictions)
+    np.testing.assert_array_equal(functional.loss(logits, y), output.loss)
+    assert output.num_examples == n
+    state = functional.update_metrics_state(state, y, output)
+    logits = logits.numpy().astype(np.float64)
+    losses += (np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(n), y]).tolist()
+    hits += (logits.argmax(axis=1) == y).tolist()
+  expected = {'loss': np.mean(losses), 'accuracy': np.mean(hits), 'num_examples': 7}
+  unfinalized = model.report_local_unfinalized_metrics()
+  for name, finalizer in model.metric_finalizers().items():
+    np.testing.assert_allclose(finalizer(unfinalized[name]), expected[name], rtol=1e-5)
+  finalized = functional.finalize_metrics(state)
+  assert list(finalized) == list(expected)
+  for name, value in finalized.items():
+    np.testing.assert_allclose(value, expected[name], rtol=1e-5)
+  model.reset_metrics()
+  assert [float(v) for v in model.local_variables] == [0.0, 0.0, 0.0]
+
+
+def test_initial_weights_follow_from_the_seed():
+  def weights(seed):
+    return [
+      v.numpy()
+      for v in models.build_model_fns(models.build_cnn(10), _spec([8, 8, 1]), seed)[
+        0
+      ]().trainable_variables
+    ]
+
+  for a, b, c in zip(weights(3), weights(3), weights(4)):
+    np.testing.assert_array_equal(a, b)
+    assert np.abs(a - c).max() > 0
+  kernel = weights(3)[2]
+  bound = (5 * 5 * 32) ** -0.5
+  assert 0.99 * bound < np.abs(kernel).max() <= bound
+  np.testing.assert_allclose(kernel.std(), bound / np.sqrt(3), rtol=0.02)
+
+
+def test_both_kinds_of_model_start_from_the_same_weights():
+  model_fn, functional_model_fn = models.build_model_fns(models.build_cnn(10), _spec([8, 8, 1]), 5)
+  for variable, array in zip(
+    model_fn().trainable_variables, functional_model_fn().initial_weights[0], strict=True
+  ):
+    np.testing.assert_array_equal(variable, array)
+
+
+def test_stock_algorithms_take_both_kinds_of_model():
+  model_fn, functional_model_fn = models.build_model_fns(models.build_mlp(3), _spec([2]))
+  sgd = tff.learning.optimizers.build_sgdm(0.1)
+  for model in (model_fn, functional_model_fn()):
+    process = tff.learning.algorithms.build_weighted_fed_avg(
+      model, client_optimizer_fn=sgd, server_optimizer_fn=sgd
+    )
+    tff.learning.algorithms.build_fed_eval(model)
+    assert process.next.type_signature.parameter[1].placement is tff.CLIENTS
+
+
+def test_unknown_pooling_lists_the_known():
+  with pytest.raises(ValueError, match="'max', choose one of: global, top_left"):
+    models.build_resnet18(10, 'max')

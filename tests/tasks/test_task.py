@@ -1,0 +1,186 @@
+import collections
+import hashlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from fednar_tff import tasks
+
+_ROUND = dict(batch_size=7, local_epochs=2, seed=3)
+
+
+def _input_spec(task):
+  with tf.Graph().as_default():
+    return task.model_fn().input_spec
+
+
+def _create(name):
+  return tasks.create_task(name, model='cnn') if name == 'cifar10' else tasks.create_task(name)
+
+
+def _assert_equal(actual, expected):
+  tf.nest.assert_same_structure(actual, expected)
+  for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('name', ['digits', 'synthetic', 'cifar10'])
+def test_is_a_baseline_task_that_fits_its_model(name, fake_cifar10):
+  task = _create(name)
+  assert isinstance(task, tff.simulation.baselines.BaselineTask)
+  spec = _input_spec(task)
+  assert task.datasets.element_type_structure == spec
+  assert task.functional_model_fn().input_spec == spec
+  assert task.datasets.get_centralized_test_data().element_spec == spec
+  assert task.client_batches(task.partition.client_ids[0], 0, **_ROUND).element_spec == spec
+  assert tuple(task.datasets.train_data.client_ids) == task.partition.client_ids
+  (stock,) = task.datasets.sample_train_clients(1, random_seed=0)
+  assert stock.element_spec == spec
+
+
+@pytest.mark.parametrize('own_rows_only', [False, True])
+@pytest.mark.parametrize('name', ['digits', 'cifar10'])
+def test_packed_and_ordinary_batches_are_equal(name, own_rows_only, unpack, fake_cifar10):
+  task = _create(name)
+  spec = _input_spec(task)
+  for client_id in task.partition.client_ids[:3]:
+    ordinary = list(task.client_batches(client_id, 4, **_ROUND).as_numpy_iterator())
+    packed = task.packed_client(client_id, 4, own_rows_only=own_rows_only, **_ROUND)
+    unpacked = unpack(packed, spec)
+    assert len(unpacked) == len(ordinary)
+    for a, b in zip(unpacked, ordinary):
+      _assert_equal(a, b)
+
+
+def test_an_epoch_is_the_clients_own_examples_once_each(fake_cifar10):
+  task = _create('cifar10')
+  for client_id, rows in zip(task.partition.client_ids[:5], task.partition.rows):
+    batches = list(task.client_batches(client_id, 0, batch_size=2, local_epochs=1, seed=0))
+    images = np.concatenate([b['x']['image'] for b in batches])
+    expected = fake_cifar10['train']['image'].numpy()[rows]
+    assert sorted(i.tobytes() for i in images) == sorted(i.tobytes() for i in expected)
+
+
+def test_step_seeds_differ_between_steps_rounds_and_clients(fake_cifar10):
+  task = _create('cifar10')
+  seen = [
+    tuple(batch['x']['seed'].numpy())
+    for client_id in task.partition.client_ids[:2]
+    for round_num in range(2)
+    for batch in task.client_batches(client_id, round_num, batch_size=1, local_steps=3, seed=0)
+  ]
+  assert len(set(seen)) == 12
+
+
+def test_clients_share_one_copy_of_the_data(fake_cifar10):
+  task = _create('cifar10')
+  buffers = []
+  for client_id in task.partition.client_ids[:2]:
+    (element,) = task.packed_client(client_id, 0, **_ROUND)
+    buffers.append(np.asarray(memoryview(element['data']['x']['image'])))
+  assert np.shares_memory(*buffers)
+
+
+def test_client_data_serves_stock_pipelines():
+  task = tasks.create_task('digits', num_clients=5)
+  train_data = task.datasets.train_data
+  client_id = task.partition.client_ids[2]
+  direct = list(train_data.create_tf_dataset_for_client(client_id).as_numpy_iterator())
+  assert len(direct) == len(task.partition.rows[2])
+  traced = tf.function(
+    lambda i: train_data.serializable_dataset_fn(i).batch(1000).get_single_element()
+  )
+  batch = traced(tf.constant(client_id))
+  np.testing.assert_array_equal(batch['x'], np.stack([e['x'] for e in direct]))
+  everyone = train_data.create_tf_dataset_from_all_clients(seed=0)
+  assert sum(1 for _ in everyone) == 1437
+  with pytest.raises(ValueError, match="'nobody'"):
+    train_data.create_tf_dataset_for_client('nobody')
+
+
+def test_stock_preprocessing_follows_the_client_spec():
+  spec = tff.simulation.baselines.ClientSpec(num_epochs=3, batch_size=10, max_elements=25)
+  task = tasks.create_task('synthetic', train_client_spec=spec)
+  (client,) = task.datasets.sample_train_clients(1, random_seed=0)
+  assert [len(batch['y']) for batch in client] == [10, 10, 5]
+
+
+def test_test_data_is_whole_and_ordered(fake_cifar10):
+  task = _create('cifar10')
+  batches = list(task.datasets.get_centralized_test_data())
+  images = np.concatenate([b['x']['image'] for b in batches])
+  np.testing.assert_array_equal(images, fake_cifar10['test']['image'])
+  assert all(b['x']['seed'].numpy().tolist() == [0, 0] for b in batches)
+
+
+def test_each_seed_has_one_effect():
+  def facts(**seeds):
+    task = tasks.create_task('digits', **seeds)
+    return task.partition.hash, task.model_fn().trainable_variables[0].numpy().tobytes()
+
+  base = facts(seed=1)
+  assert facts(seed=1) == base
+  assert all(a != b for a, b in zip(facts(seed=2), base))
+  assert facts(seed=2, partition_seed=1, model_seed=1) == base
+  partition, weights = facts(seed=1, partition_seed=2)
+  assert partition != base[0] and weights == base[1]
+  partition, weights = facts(seed=1, model_seed=2)
+  assert partition == base[0] and weights != base[1]
+
+
+_FINGERPRINT = """
+import hashlib, json, sys
+import tensorflow as tf
+tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
+tf.config.threading.set_inter_op_parallelism_threads(int(sys.argv[1]))
+from fednar_tff import tasks
+
+task = tasks.create_task('digits', model='cnn', seed=3)
+digest = hashlib.sha256()
+for client_id in task.partition.client_ids[:4]:
+  for batch in task.client_batches(client_id, 5, batch_size=8, local_steps=5, seed=2):
+    for leaf in tf.nest.flatten(batch):
+      digest.update(leaf.numpy().tobytes())
+weights = hashlib.sha256(b''.join(v.numpy().tobytes() for v in task.model_fn().trainable_variables))
+print(json.dumps([task.partition.hash, digest.hexdigest(), weights.hexdigest()]))
+"""
+
+
+def test_other_processes_and_thread_counts_give_the_same_bits():
+  def fingerprint(threads):
+    run = subprocess.run(
+      [sys.executable, '-c', _FINGERPRINT, threads], capture_output=True, text=True, check=True
+    )
+    return json.loads(run.stdout.splitlines()[-1])
+
+  task = tasks.create_task('digits', model='cnn', seed=3)
+  digest = hashlib.sha256()
+  for client_id in task.partition.client_ids[:4]:
+    for batch in task.client_batches(client_id, 5, batch_size=8, local_steps=5, seed=2):
+      for leaf in tf.nest.flatten(batch):
+        digest.update(leaf.numpy().tobytes())
+  weights = b''.join(v.numpy().tobytes() for v in task.model_fn().trainable_variables)
+  here = [task.partition.hash, digest.hexdigest(), hashlib.sha256(weights).hexdigest()]
+  assert fingerprint('1') == here
+  assert fingerprint('3') == here
+
+
+def test_bad_arguments_are_named():
+  task = tasks.create_task('synthetic')
+  with pytest.raises(ValueError, match="'nobody'.*10 clients"):
+    task.packed_client('nobody', 0, **_ROUND)
+  with pytest.raises(ValueError, match='exactly one'):
+    task.packed_client(task.partition.client_ids[0], 0, batch_size=1, seed=0)
+  with pytest.raises(ValueError, match=r'must have 2 rows.*found \[3\]'):
+    tasks.build_task(
+      'wrong',
+      train=collections.OrderedDict(x=np.zeros([3, 1]), y=np.zeros(3)),
+      test=collections.OrderedDict(x=np.zeros([3, 1]), y=np.zeros(3)),
+      partition=tasks.build_iid([0, 1], 2),
+      model_fn=task.model_fn,
+    )
