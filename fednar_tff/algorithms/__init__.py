@@ -1,6 +1,18 @@
 """One round: federated algorithms as TFF processes."""
 
+from fednar_tff.algorithms.fed_adam import build_fed_adam as build_fed_adam
+from fednar_tff.algorithms.fed_adam import build_reference_adam as build_reference_adam
 from fednar_tff.algorithms.fed_avg import build_fed_avg as build_fed_avg
+from fednar_tff.algorithms.fed_avgm import build_fed_avgm as build_fed_avgm
+from fednar_tff.algorithms.fed_exp import build_fed_exp as build_fed_exp
+from fednar_tff.algorithms.fed_prox import build_fed_prox as build_fed_prox
 from fednar_tff.algorithms.local_training import PACKED as PACKED
 from fednar_tff.algorithms.local_training import packed_spec as packed_spec
+from fednar_tff.algorithms.privacy import nar_update_bound as nar_update_bound
+from fednar_tff.algorithms.registry import ALGORITHMS as ALGORITHMS
+from fednar_tff.algorithms.registry import PRESETS as PRESETS
+from fednar_tff.algorithms.registry import get_builder as get_builder
+from fednar_tff.algorithms.registry import get_preset as get_preset
+from fednar_tff.algorithms.scaffold import ScaffoldProcess as ScaffoldProcess
+from fednar_tff.algorithms.scaffold import build_scaffold as build_scaffold
 from fednar_tff.algorithms.schedules import exponential_decay as exponential_decay
