@@ -77,7 +77,9 @@ def build_cifar100(
     'cifar100',
     train=_examples(train),
     test=_examples(data['test']),
-    partition=partition_lib.build_natural(train['label'], np.char.decode(train['client_id'])),
+    partition=partition_lib.build_natural(
+      train['label'], [client_id.decode() for client_id in train['client_id']]
+    ),
     network=network,
     seed=seed,
     model_seed=model_seed,
@@ -87,7 +89,9 @@ def build_cifar100(
 
 
 def _examples(split):
-  return collections.OrderedDict(x=collections.OrderedDict(image=split['image']), y=split['label'])
+  return collections.OrderedDict(
+    x=collections.OrderedDict(image=split['image']), y=np.asarray(split['label'], np.int32)
+  )
 
 
 def _build_network(name, model, num_classes, augmentation, pooling):

@@ -11,8 +11,11 @@ import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+
+_PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw operation wants it.
 
 
 class _Parameter(NamedTuple):
@@ -20,20 +23,21 @@ class _Parameter(NamedTuple):
   shape: tuple[int, ...]
   bound: float
   center: float
-  seed: tuple[int, int]
+  key: int
 
   def initial_value(self):
     if not self.bound:
       return tf.fill(self.shape, self.center)
     # Uniform, by a named algorithm: the same bits on every device (a normal goes through
-    # logarithms and cosines, which are not).
-    return tf.random.stateless_uniform(
-      self.shape,
-      self.seed,
-      minval=self.center - self.bound,
-      maxval=self.center + self.bound,
-      alg='philox',
+    # logarithms and cosines, which are not). The raw operation is one node of the graph where
+    # `tf.random.stateless_uniform` is thirty.
+    uniform = tf.raw_ops.StatelessRandomUniformV2(
+      shape=self.shape,
+      key=np.array([self.key], np.uint64),
+      counter=np.zeros([2], np.uint64),
+      alg=_PHILOX,
     )
+    return (uniform - 0.5) * (2 * self.bound) + self.center
 
 
 def build_model_fns(
@@ -89,8 +93,8 @@ def _trace_parameters(network, x_spec, seed):
 
   def param(name, shape, bound=0.0, center=0.0):
     digest = hashlib.sha256(f'weights/{int(seed)}/{len(parameters)}'.encode()).digest()
-    pair = tuple(int.from_bytes(digest[i : i + 4], 'little', signed=True) for i in (0, 4))
-    parameters.append(_Parameter(name, tuple(shape), bound, center, pair))
+    key = int.from_bytes(digest[:8], 'little')
+    parameters.append(_Parameter(name, tuple(shape), bound, center, key))
     return tf.zeros(shape)
 
   tf.function(lambda x: network(param, x, False), autograph=False).get_concrete_function(x_spec)

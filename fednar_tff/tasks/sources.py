@@ -25,7 +25,7 @@ def load_cifar10(data_dir: Optional[str] = None) -> dict[str, dict[str, tf.Tenso
     data_dir: The folder of tfds; its default folder if None.
 
   Returns:
-    For 'train' and 'test', the tensors 'image' (uint8) and 'label' (int32), in host memory.
+    For 'train' and 'test', the tensors 'image' (uint8) and 'label', in host memory.
 
   Raises:
     DataError: If the data is missing and the download failed, or a file is damaged.
@@ -40,7 +40,7 @@ def load_cifar100(data_dir: Optional[str] = None) -> dict[str, dict[str, np.ndar
     data_dir: The cache folder of TFF; its default folder if None.
 
   Returns:
-    For 'train' and 'test', the arrays 'client_id', 'image' (uint8) and 'label' (int32).
+    For 'train' and 'test', the arrays 'client_id', 'image' (uint8) and 'label'.
 
   Raises:
     DataError: If the data is missing and the download failed, or the file is damaged.
@@ -97,7 +97,7 @@ def _load_tfds(name, folder):
         f'{files} holds {len(read["label"])} of {expected} examples; delete it and fetch it again.'
       )
     with tf.device('CPU:0'):
-      result[split] = dict(image=tf.identity(read['image']), label=tf.cast(read['label'], tf.int32))
+      result[split] = dict(image=tf.identity(read['image']), label=tf.identity(read['label']))
   return result
 
 
