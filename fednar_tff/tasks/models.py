@@ -112,6 +112,15 @@ def _num_correct(labels, logits):
   return tf.reduce_sum(tf.cast(tf.equal(guesses, labels), tf.float32))
 
 
+_mean_of_totals = tf.function(lambda totals: tf.math.divide_no_nan(totals[0], totals[1]))
+# Made once: a new `tf.function` for each evaluation would be traced each time.
+_METRIC_FINALIZERS = collections.OrderedDict(
+  loss=_mean_of_totals,
+  accuracy=_mean_of_totals,
+  num_examples=tf.function(lambda totals: totals[0]),
+)
+
+
 def _initial_metrics():
   # Tuples: tf.data, whose reduce carries this state, makes a tensor of a list.
   return collections.OrderedDict(
@@ -134,15 +143,7 @@ def _updated_metrics(state, labels, batch_output, sample_weight=None):
 
 def _finalized_metrics(state):
   return collections.OrderedDict(
-    (name, finalizer(state[name])) for name, finalizer in _metric_finalizers().items()
-  )
-
-
-def _metric_finalizers():
-  return collections.OrderedDict(
-    loss=tf.function(lambda totals: tf.math.divide_no_nan(totals[0], totals[1])),
-    accuracy=tf.function(lambda totals: tf.math.divide_no_nan(totals[0], totals[1])),
-    num_examples=tf.function(lambda totals: totals[0]),
+    (name, finalizer(state[name])) for name, finalizer in _METRIC_FINALIZERS.items()
   )
 
 
@@ -198,7 +199,7 @@ class _ClassifierModel(tff.learning.models.VariableModel):
     )
 
   def metric_finalizers(self):
-    return _metric_finalizers()
+    return collections.OrderedDict(_METRIC_FINALIZERS)
 
   @tf.function
   def reset_metrics(self):
