@@ -1,7 +1,7 @@
 # `make help` lists the commands. `make demo` and `make test` set everything up by themselves.
 PY := .venv/bin/python
 READY := .venv/.ready
-PYTEST := TF_CPP_MIN_LOG_LEVEL=2 $(PY) -m pytest
+PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest
 
 .PHONY: help setup demo test test-slow bench lint lock clean
 
@@ -23,7 +23,7 @@ test-slow: $(READY)  ## Run the checks that are too long for `make test`, or nee
 	$(PYTEST) -m slow
 
 bench: $(READY)  ## Measure speed: ratios against named opponents in the same run.
-	@TF_CPP_MIN_LOG_LEVEL=2 $(PY) -m benchmarks.optimizer_step
+	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.optimizer_step
 
 lint: $(READY)  ## Check style and formatting.
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .

@@ -6,7 +6,7 @@ the median over the turns is printed with its ratio to the opponents.
 
 import os
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import statistics
 import time

@@ -1,0 +1,1 @@
+"""The experiment binaries: flags in, tables and plots out. Nothing here is an algorithm."""

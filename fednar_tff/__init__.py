@@ -1,6 +1,7 @@
 """Weight decay, clipping and normalisation in federated optimization, on TensorFlow Federated."""
 
 import importlib.util
+import warnings
 
 __version__ = '0.1.0'
 
@@ -9,6 +10,11 @@ if importlib.util.find_spec('tensorflow_federated') is None:
     'fednar_tff needs TensorFlow Federated, which pip cannot install with its dependencies. Run:\n'
     '  pip install --no-deps tensorflow-federated==0.87.0'
   )
+
+with warnings.catch_warnings():
+  # A requirement of TFF's uses pkg_resources, which says so at length; the lock files keep a setuptools that has it.
+  warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
+  import tensorflow_federated as _tff  # noqa: F401
 
 # The rooms come after the check: each of them imports TFF.
 from fednar_tff import algorithms as algorithms

@@ -1,1 +1,11 @@
 """Many rounds: sampling, evaluation, checkpoints, metrics and client states."""
+
+from fednar_tff.simulation.client_states import ClientStates as ClientStates
+from fednar_tff.simulation.evaluation import build_evaluation as build_evaluation
+from fednar_tff.simulation.run import Progress as Progress
+from fednar_tff.simulation.run import Run as Run
+from fednar_tff.simulation.run import run as run
+from fednar_tff.simulation.seeds import Seeds as Seeds
+from fednar_tff.simulation.seeds import derive_seeds as derive_seeds
+from fednar_tff.simulation.seeds import sample_clients as sample_clients
+from fednar_tff.simulation.storage import RunDirectoryError as RunDirectoryError

@@ -1,0 +1,136 @@
+"""A run's directory: checkpoints, metrics, and the lock that keeps two processes apart.
+
+Everything goes through TFF's program managers; this module adds what they leave open when a process is killed
+in the middle of a write.
+"""
+
+import asyncio
+import concurrent.futures
+import errno
+import fcntl
+import logging
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+_KEY = 'round_num'
+# More than one, so that a damaged newest checkpoint loses no more than the rounds since the one before.
+_CHECKPOINTS_KEPT = 3
+
+
+class RunDirectoryError(Exception):
+  """A run's directory cannot be used; the message says why and what to do."""
+
+
+class RunDirectory:
+  """Saves and loads what a run has to keep."""
+
+  def __init__(self, path: pathlib.Path):
+    """Opens or creates a run's directory, for this process alone.
+
+    Raises:
+      RunDirectoryError: If another process uses the directory.
+    """
+    self.path = pathlib.Path(path)
+    self.path.mkdir(parents=True, exist_ok=True)
+    self._lock = open(self.path / '.lock', 'w')  # noqa: SIM115 - it is held as long as the run lasts.
+    try:
+      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+      self._lock.close()
+      raise RunDirectoryError(f'{self.path} is in use by another process.') from e
+    self._remove_leftovers()
+    # The managers are coroutines; a thread of their own runs them also where a loop runs already, as in a notebook.
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._checkpoints = tff.program.FileProgramStateManager(
+      self.path / 'checkpoints', keep_total=_CHECKPOINTS_KEPT, keep_first=False
+    )
+    self._metrics = self._csv('metrics.csv')
+    self._timing = self._csv('timing.csv')
+    self._events = tff.program.TensorBoardReleaseManager(self.path / 'events')
+
+  def _csv(self, name):
+    return tff.program.CSVFileReleaseManager(
+      self.path / name, save_mode=tff.program.CSVSaveMode.APPEND, key_fieldname=_KEY
+    )
+
+  def _remove_leftovers(self):
+    """Removes what a killed process left half-written."""
+    for leftover in [*self.path.glob('*.csv_temp*'), *self.path.glob('checkpoints/*_temp*')]:
+      if leftover.is_dir():
+        shutil.rmtree(leftover)
+      else:
+        leftover.unlink()
+    for name in ('metrics.csv', 'timing.csv'):
+      path = self.path / name
+      if path.exists() and not path.read_bytes().endswith(b'\n'):
+        whole_lines = path.read_bytes().rpartition(b'\n')[0]
+        replacement = path.with_suffix('.csv_temp')
+        replacement.write_bytes(whole_lines + b'\n' if whole_lines else b'')
+        replacement.replace(path)
+      if path.exists() and not path.stat().st_size:
+        path.unlink()
+
+  def _wait_for(self, coroutine):
+    try:
+      return self._thread.submit(asyncio.run, coroutine).result()
+    except (OSError, tf.errors.OpError) as e:
+      full = getattr(e, 'errno', None) == errno.ENOSPC or 'No space left' in str(e)
+      reason = 'the disk is full' if full else _first_line(e)
+      raise RunDirectoryError(
+        f'Cannot write to {self.path}: {reason}. What was saved before is whole; start again to resume.'
+      ) from e
+
+  def save_checkpoint(self, state: Any, version: int) -> None:
+    """Saves the leaves of a structure."""
+    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+    self._wait_for(self._checkpoints.save(leaves, version))
+
+  def load_latest_checkpoint(self, structure: Any) -> Optional[tuple[Any, int]]:
+    """Returns the newest checkpoint that is whole, as `(state, version)`, or None; damaged newer ones are set aside."""
+    like = [np.asarray(leaf) for leaf in tf.nest.flatten(structure)]
+    for version in reversed(self.checkpoint_versions()):
+      try:
+        leaves = self._thread.submit(asyncio.run, self._checkpoints.load(version, like)).result()
+        leaves = [np.asarray(x).astype(y.dtype).reshape(y.shape) for x, y in zip(leaves, like)]
+        return tf.nest.pack_sequence_as(structure, leaves), version
+      except Exception as e:  # noqa: BLE001 - a damaged file fails in many ways, none of them documented.
+        path = self.path / 'checkpoints' / f'program_state_{version}'
+        logging.warning('Checkpoint %s is damaged and set aside (%s).', path, _first_line(e))
+        shutil.rmtree(path.with_name(f'damaged_{version}'), ignore_errors=True)
+        path.rename(path.with_name(f'damaged_{version}'))
+    return None
+
+  def checkpoint_versions(self) -> list[int]:
+    """Returns the rounds of the checkpoints that are kept, oldest first."""
+    return self._wait_for(self._checkpoints.get_versions()) or []
+
+  def release(self, round_num: int, metrics: Mapping[str, Any], seconds: float) -> None:
+    """Writes a round's metrics, and forgets those of the same and later rounds that an earlier process wrote.
+
+    The clock time goes into a file of its own, so that equal runs write equal metrics.
+    """
+    written = {k: _shortest(v) for k, v in metrics.items()}
+    self._wait_for(self._metrics.release(written, round_num))
+    self._wait_for(self._timing.release({'seconds': f'{seconds:.4f}'}, round_num))
+    shown = {k: v for k, v in metrics.items() if v is not None}
+    self._wait_for(self._events.release(shown, round_num))
+
+  def close(self) -> None:
+    """Lets another process use the directory."""
+    self._thread.shutdown()
+    self._lock.close()
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _shortest(value: Any) -> str:
+  """Returns the shortest text that reads back as the same number; nothing for None."""
+  return '' if value is None else str(np.asarray(value)[()])
