@@ -7,6 +7,7 @@ horizontal flip, drawn per image, or once for a whole batch as the released code
 """
 
 import collections
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +17,8 @@ from fednar_tff.tasks import partition as partition_lib
 
 _SIDE, _PADDING = 32, 4
 _SHIFTS = 2 * _PADDING + 1
-_STATISTICS = {
+# Mean and deviation of each colour.
+STATISTICS = {
   'cifar10': ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
   'cifar100': ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
 }
@@ -113,14 +115,27 @@ def _build_network(name, model, num_classes, augmentation, pooling):
     },
   )
   classifier = builder(num_classes, **({} if pooling is None else {'pooling': pooling}))
-  mean, deviation = (255.0 * np.array(s, np.float32) for s in _STATISTICS[name])
 
   def network(param, x, training):
     images = augment(x['image'], x[task.SEED_KEY]) if training else x['image']
-    images = (tf.cast(images, tf.float32) - mean) / deviation
-    return classifier(param, images, training)
+    return classifier(param, normalise(images, *STATISTICS[name]), training)
 
   return network
+
+
+def normalise(images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]) -> tf.Tensor:
+  """Scales images to mean 0 and deviation 1 in each colour.
+
+  Args:
+    images: uint8 `[batch, height, width, 3]`.
+    mean: The mean of each colour, of values in [0, 1].
+    deviation: The deviation of each colour, of values in [0, 1].
+
+  Returns:
+    Images of the same shape, float32.
+  """
+  mean, deviation = (255.0 * np.array(s, np.float32) for s in (mean, deviation))
+  return (tf.cast(images, tf.float32) - mean) / deviation
 
 
 def augment_per_image(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

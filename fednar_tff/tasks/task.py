@@ -112,13 +112,13 @@ class Task(tff.simulation.baselines.BaselineTask):
     own = self._gather(rows)
     seeds = batches.make_step_seeds(len(index), client_id, round_num, seed=seed)
 
-    def batch_of(positions, step_seed):
-      positions = tf.boolean_mask(positions, positions >= 0)
-      batch = tf.nest.map_structure(lambda leaf: tf.gather(leaf, positions), own)
+    def batch_of(positions, length, step_seed):
+      batch = tf.nest.map_structure(lambda leaf: tf.gather(leaf, positions[:length]), own)
       return self._with_seed(batch, step_seed)
 
+    lengths = np.sum(index >= 0, axis=1)
     with tf.device('CPU:0'):
-      return tf.data.Dataset.from_tensor_slices((index, seeds)).map(batch_of)
+      return tf.data.Dataset.from_tensor_slices((index, lengths, seeds)).map(batch_of)
 
   def _round(self, client_id, round_num, batch_size, local_steps, local_epochs, seed):
     """Returns the client's rows and the batches as positions among them."""
