@@ -116,9 +116,9 @@ class ClientStates:
     return sorted(found)
 
   def close(self) -> None:
-    """Closes the file; what is not committed is lost."""
+    """Gives up what is not committed, and with it the hold on the file; states can still be read."""
     if self._database is not None:
-      self._database.close()
+      self._database.rollback()
 
   def _write(self, client_id, state, round_num):
     self._database.execute(

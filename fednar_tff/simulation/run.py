@@ -174,8 +174,8 @@ class Run:
     return last
 
   def close(self) -> None:
-    """Lets go of the directory; `state` and `model_weights` stay."""
-    if self._client_states is not None and self._directory is not None:
+    """Lets go of the directory; `state`, `model_weights` and `client_states` can still be read."""
+    if self._client_states is not None:
       self._client_states.close()
     if self._directory is not None:
       self._directory.close()

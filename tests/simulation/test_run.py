@@ -1,0 +1,272 @@
+"""Runs on the synthetic task: what they write, and that they resume to the same bits."""
+
+import csv
+import errno
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _in_process():
+  runtime.set_in_process_context()
+  yield
+  runtime.set_native_context()
+
+
+@pytest.fixture(scope='module')
+def task():
+  return tasks.create_task('synthetic', num_clients=6)
+
+
+def build(task, algorithm):
+  arguments = {'num_clients': 6} if algorithm == 'scaffold' else {}
+  return algorithms.get_builder(algorithm)(
+    task.functional_model_fn(),
+    client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
+    learning_rate_fn=algorithms.exponential_decay(0.1, 0.9),
+    loop_implementation=algorithms.PACKED,
+    **arguments,
+  )
+
+
+@pytest.fixture(scope='module')
+def processes(task):
+  return {name: build(task, name) for name in ('fed_avg', 'scaffold', 'fed_adam')}
+
+
+def start(task, process, output_dir=None, **changes):
+  arguments = {
+    'total_rounds': 7, 'clients_per_round': 3, 'batch_size': 10, 'local_steps': 2, 'rounds_per_evaluation': 3,
+    'rounds_per_checkpoint': 2, 'seed': 4, **changes,
+  }  # fmt: skip
+  return simulation.run(task, process, output_dir=output_dir, **arguments)
+
+
+def weights_of(run):
+  return [np.asarray(w) for w in tf.nest.flatten(list(run.model_weights.trainable))]
+
+
+def assert_same_run(found, expected, found_dir, expected_dir):
+  for x, y in zip(weights_of(found), weights_of(expected)):
+    np.testing.assert_array_equal(x, y)
+  assert (found_dir / 'metrics.csv').read_bytes() == (expected_dir / 'metrics.csv').read_bytes()
+  if expected.client_states is not None:
+    assert found.client_states.client_ids() == expected.client_states.client_ids()
+    for client_id in expected.client_states.client_ids():
+      for x, y in zip(
+        tf.nest.flatten(found.client_states.get([client_id])),
+        tf.nest.flatten(expected.client_states.get([client_id])),
+      ):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(task, processes, tmp_path_factory):
+  """One whole run of each algorithm, to compare with."""
+  found = {}
+  for name, process in processes.items():
+    path = tmp_path_factory.mktemp(name)
+    run = start(task, process, path)
+    run.finish()
+    found[name] = (run, path)
+  return found
+
+
+def test_each_round_is_a_line_of_metrics(uninterrupted):
+  _, path = uninterrupted['fed_avg']
+  with open(path / 'metrics.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert [row['round_num'] for row in rows] == list('1234567')
+  assert {
+    'train_loss', 'train_accuracy', 'test_loss', 'test_accuracy', 'learning_rate', 'weight_decay', 'clipped_steps', 'total_steps',
+    'mean_clipped_norm', 'num_non_finite_clients', 'server_step_size', 'model_norm',
+  } <= set(rows[0])  # fmt: skip
+  assert [bool(row['test_accuracy']) for row in rows] == [
+    False,
+    False,
+    True,
+    False,
+    False,
+    True,
+    True,
+  ]
+  np.testing.assert_allclose(
+    [float(row['learning_rate']) for row in rows], 0.1 * 0.9 ** np.arange(7), rtol=1e-6
+  )
+  assert {row['total_steps'] for row in rows} == {'6'}
+  assert len((path / 'timing.csv').read_text().splitlines()) == 8
+  assert list((path / 'events').iterdir())
+
+
+def test_accuracy_is_that_of_the_model_on_the_test_set(task, uninterrupted):
+  run, path = uninterrupted['fed_avg']
+  model = task.functional_model_fn()
+  correct = count = 0
+  for batch in task.datasets.get_centralized_test_data():
+    logits = model.predict_on_batch((tuple(weights_of(run)), ()), batch['x'], training=False)
+    correct += int(np.sum(np.argmax(logits, -1) == np.asarray(batch['y'])))
+    count += len(batch['y'])
+  with open(path / 'metrics.csv', newline='') as file:
+    last = list(csv.DictReader(file))[-1]
+  np.testing.assert_allclose(float(last['test_accuracy']), correct / count, rtol=1e-6)
+  np.testing.assert_allclose(run.evaluate()['accuracy'], correct / count, rtol=1e-6)
+
+
+def test_two_equal_runs_write_equal_bytes_with_and_without_checkpoints(
+  task, processes, uninterrupted, tmp_path
+):
+  run = start(task, processes['fed_avg'], tmp_path / 'again', rounds_per_checkpoint=100)
+  run.finish()
+  assert_same_run(run, uninterrupted['fed_avg'][0], tmp_path / 'again', uninterrupted['fed_avg'][1])
+
+
+def test_packed_clients_and_datasets_of_batches_train_alike(task, uninterrupted):
+  process = algorithms.build_fed_avg(
+    task.functional_model_fn(),
+    client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
+    learning_rate_fn=algorithms.exponential_decay(0.1, 0.9),
+  )
+  run = start(task, process, packed=False)
+  run.finish()
+  for x, y in zip(weights_of(run), weights_of(uninterrupted['fed_avg'][0])):
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('stop_after', [1, 2, 5])
+@pytest.mark.parametrize('name', ['fed_avg', 'scaffold', 'fed_adam'])
+def test_a_run_that_was_dropped_resumes_to_the_same_bits(
+  task, processes, uninterrupted, tmp_path, name, stop_after
+):
+  run = start(task, processes[name], tmp_path)
+  for _ in range(stop_after):
+    next(run)
+  run.close()  # Without saving: what is lost is what a kill loses.
+  again = start(task, processes[name], tmp_path)
+  assert again.round_num == stop_after // 2 * 2
+  again.finish()
+  assert_same_run(again, uninterrupted[name][0], tmp_path, uninterrupted[name][1])
+
+
+def test_client_states_on_disk_give_the_same_bits(task, processes, uninterrupted, tmp_path):
+  run = start(task, processes['scaffold'], tmp_path, client_states_in_memory=False)
+  for _ in range(5):
+    next(run)
+  run.close()
+  again = start(task, processes['scaffold'], tmp_path, client_states_in_memory=False)
+  again.finish()
+  assert_same_run(again, uninterrupted['scaffold'][0], tmp_path, uninterrupted['scaffold'][1])
+
+
+def test_ctrl_c_saves_the_rounds_that_are_done(
+  task, processes, uninterrupted, tmp_path, monkeypatch
+):
+  run = start(task, processes['scaffold'], tmp_path, rounds_per_checkpoint=100)
+  for _ in range(3):
+    next(run)
+  monkeypatch.setattr(run, '_next_round', lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+  with pytest.raises(KeyboardInterrupt):
+    next(run)
+  again = start(task, processes['scaffold'], tmp_path, rounds_per_checkpoint=100)
+  assert again.round_num == 3
+  again.finish()
+  assert_same_run(again, uninterrupted['scaffold'][0], tmp_path, uninterrupted['scaffold'][1])
+
+
+def truncate(path):
+  data = path / 'variables' / 'variables.data-00000-of-00001'
+  data.write_bytes(data.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+  'damage',
+  [
+    truncate,
+    shutil.rmtree,
+    lambda path: (path / 'saved_model.pb').unlink(),
+    lambda path: (path / 'saved_model.pb').write_bytes(b''),
+  ],
+  ids=['truncated', 'deleted', 'part_deleted', 'emptied'],
+)
+def test_damaged_newest_checkpoint_resumes_from_the_one_before(
+  task, processes, uninterrupted, tmp_path, damage, caplog
+):
+  run = start(task, processes['scaffold'], tmp_path)
+  for _ in range(5):
+    next(run)
+  run.close()
+  damage(tmp_path / 'checkpoints' / 'program_state_4')
+  again = start(task, processes['scaffold'], tmp_path)
+  assert again.round_num == 2
+  if damage is not shutil.rmtree:
+    assert 'program_state_4 is damaged and set aside' in caplog.text
+  again.finish()
+  assert_same_run(again, uninterrupted['scaffold'][0], tmp_path, uninterrupted['scaffold'][1])
+
+
+def test_half_a_line_of_metrics_is_dropped(task, processes, uninterrupted, tmp_path):
+  run = start(task, processes['fed_avg'], tmp_path)
+  for _ in range(3):
+    next(run)
+  run.close()
+  for name in ('metrics.csv', 'timing.csv'):
+    with open(tmp_path / name, 'a') as file:
+      file.write('1')  # The beginning of a line of round 10-something.
+  (tmp_path / 'metrics.csv_temp1234').write_text('left over')
+  again = start(task, processes['fed_avg'], tmp_path)
+  again.finish()
+  assert_same_run(again, uninterrupted['fed_avg'][0], tmp_path, uninterrupted['fed_avg'][1])
+  assert not (tmp_path / 'metrics.csv_temp1234').exists()
+
+
+def test_full_disk_is_a_clear_error_and_loses_nothing(
+  task, processes, uninterrupted, tmp_path, monkeypatch
+):
+  run = start(task, processes['fed_avg'], tmp_path)
+  for _ in range(3):
+    next(run)
+
+  async def fail(*_):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  monkeypatch.setattr(run._directory._checkpoints, 'save', fail)
+  with pytest.raises(
+    simulation.RunDirectoryError, match='the disk is full. What was saved before is whole'
+  ):
+    run.finish()
+  again = start(task, processes['fed_avg'], tmp_path)
+  assert again.round_num == 2
+  again.finish()
+  assert_same_run(again, uninterrupted['fed_avg'][0], tmp_path, uninterrupted['fed_avg'][1])
+
+
+def test_second_run_on_a_directory_is_refused(task, processes, tmp_path):
+  run = start(task, processes['fed_avg'], tmp_path)
+  with pytest.raises(simulation.RunDirectoryError, match='is in use by another process'):
+    start(task, processes['fed_avg'], tmp_path)
+  run.close()
+  start(task, processes['fed_avg'], tmp_path).close()
+
+
+def test_finished_run_has_nothing_left_to_do(task, processes, uninterrupted):
+  _, path = uninterrupted['fed_avg']
+  again = start(task, processes['fed_avg'], path)
+  assert again.round_num == 7
+  assert again.finish() is None
+
+
+@pytest.mark.parametrize('name', ['total_rounds', 'rounds_per_evaluation', 'rounds_per_checkpoint'])
+def test_numbers_out_of_range_are_named(task, processes, name):
+  with pytest.raises(ValueError, match=f'`{name}` must be a positive integer, found 0'):
+    start(task, processes['fed_avg'], **{name: 0})
+
+
+def test_only_checkpoints_that_may_be_needed_are_kept(uninterrupted):
+  _, path = uninterrupted['scaffold']
+  assert sorted(p.name for p in (path / 'checkpoints').iterdir()) == [
+    f'program_state_{v}' for v in (4, 6, 7)
+  ]
