@@ -323,7 +323,7 @@ def build_resnet18(num_classes: int, pooling: str = 'global') -> Callable[..., t
     y = tf.nn.relu(group_norm(param, y, f'{name}/norm0'))
     y = conv(param, y, filters, 3, f'{name}/conv1', use_bias=False)
     y = group_norm(param, y, f'{name}/norm1')
-    if x.shape != y.shape:
+    if x.shape[-1] != filters:
       x = conv(param, x, filters, 1, f'{name}/shortcut', stride=stride, use_bias=False)
       x = group_norm(param, x, f'{name}/shortcut_norm')
     return tf.nn.relu(x + y)

@@ -4,7 +4,7 @@ import functools
 import os
 import pathlib
 import sqlite3
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -33,14 +33,15 @@ def load_cifar10(data_dir: Optional[str] = None) -> dict[str, dict[str, tf.Tenso
   return _load_tfds('cifar10', _folder(data_dir, 'TFDS_DATA_DIR', _TFDS_DEFAULT_DIR))
 
 
-def load_cifar100(data_dir: Optional[str] = None) -> dict[str, dict[str, np.ndarray]]:
+def load_cifar100(data_dir: Optional[str] = None) -> dict[str, dict[str, Any]]:
   """Reads TFF's federated CIFAR-100.
 
   Args:
     data_dir: The cache folder of TFF; its default folder if None.
 
   Returns:
-    For 'train' and 'test', the arrays 'client_id', 'image' (uint8) and 'label'.
+    For 'train' and 'test', the array 'client_id' and the tensors 'image' (uint8) and 'label', in
+    host memory.
 
   Raises:
     DataError: If the data is missing and the download failed, or the file is damaged.
@@ -132,7 +133,10 @@ def _read_all(client_data):
 
   dataset = tf.data.Dataset.from_tensor_slices(client_data.client_ids).flat_map(of_client)
   chunks = list(dataset.batch(1000).as_numpy_iterator())
-  return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
+  columns = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
+  with tf.device('CPU:0'):
+    # Numbers as tensors, which a task then uses as they are: of an array it would make a copy.
+    return {key: c if c.dtype == object else tf.constant(c) for key, c in columns.items()}
 
 
 def _check_database(path):
