@@ -5,6 +5,8 @@ import concurrent.futures
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import tensorflow as tf
+
 _Result = TypeVar('_Result')
 
 
@@ -14,6 +16,17 @@ class ClientError(RuntimeError):
   def __init__(self, client_index: int, cause: Exception):
     super().__init__(f'Client {client_index} failed: {cause}')
     self.client_index = client_index
+
+
+def _first_cause(under_way) -> tuple[int, Exception]:
+  """Finds the failure behind others: when a client fails, TensorFlow cancels those that run with it."""
+  errors = []
+  for index, future in under_way:
+    future.cancel()
+    if not future.cancelled() and future.exception() is not None:
+      errors.append((index, future.exception()))
+  causes = [error for error in errors if not isinstance(error[1], tf.errors.CancelledError)]
+  return (causes or errors)[0]
 
 
 class ClientPool:
@@ -27,6 +40,7 @@ class ClientPool:
       num_threads: How many clients run at the same time, on all devices together; at least one on each.
     """
     self.devices = tuple(devices)
+    self.clients_by_device = collections.Counter()
     threads_per_device = -(-num_threads // len(devices))
     self.num_threads = threads_per_device * len(devices)
     self._executors = [
@@ -62,8 +76,11 @@ class ClientPool:
           first, future = under_way.popleft()
           try:
             result = future.result()
-          except Exception as error:
-            raise ClientError(first, error) from error
+          except Exception:
+            index, error = _first_cause([(first, future), *under_way])
+            raise ClientError(index, error) from error
+          self.clients_by_device[self.devices[first % len(self.devices)]] += 1
+          # The loop must not hold on to what the caller drops.
           del future
           yield result
           del result

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 import tensorflow_federated as tff
+from absl import logging
 
 from fednar_tff.runtime import _cancellation, client_pool, values
 from fednar_tff.runtime import plan as plans
@@ -29,7 +30,7 @@ def _num_clients(argument, type_spec: tff.Type) -> int | None:
   if not isinstance(type_spec, tff.StructType):
     return None
   found = None
-  elements = tff.structure.from_container(argument)
+  elements = values.elements_of(argument, type_spec)
   for element, element_type in zip(elements, type_spec, strict=True):
     number = _num_clients(element, element_type)
     if number is not None and found is not None and number != found:
@@ -79,9 +80,15 @@ class _Round:
         step.run(self._server, self._server_device)
       for aggregation in current.aggregations:
         aggregation.start(self._server)
-      for sent in self._run_clients(current):
-        for aggregation in current.aggregations:
-          aggregation.add(sent, self._server, self._server_device)
+      clients = self._run_clients(current)
+      for sent in clients:
+        try:
+          for aggregation in current.aggregations:
+            aggregation.add(sent, self._server, self._server_device)
+        except tf.errors.CancelledError:
+          # A client that fails cancels all that runs with it. The clients that follow bring its error.
+          collections.deque(clients, maxlen=0)
+          raise
 
   def _run_clients(self, current: plans.Pass):
     """Yields what each client sends to the server, in client order."""
@@ -96,8 +103,7 @@ class _Round:
     if current.client_steps:
       yield from self._pool.map(run_client, self._num_clients)
     elif current.aggregations:
-      for kept in self._kept:
-        yield kept
+      yield from self._kept
 
   def result(self, type_spec: tff.Type):
     return self._result(self._plan.result, type_spec)
@@ -137,7 +143,6 @@ class _InProcessContext(tff.framework.SyncContext):
     self._lazy_pool = None
     # By `id`, because the hash of a computation serialises all its graphs.
     self._plans = {}
-    self._clients_of_device = collections.Counter()
 
   @property
   def _pool(self) -> client_pool.ClientPool:
@@ -174,9 +179,28 @@ class _InProcessContext(tff.framework.SyncContext):
     return {
       'runtime': 'in_process',
       'devices': self._pool.devices,
+      'clients_by_device': dict(self._pool.clients_by_device),
       'num_threads': self._pool.num_threads,
       'intra_op_threads': tf.config.threading.get_intra_op_parallelism_threads(),
     }
+
+
+def _use_one_thread_for_each_op() -> None:
+  """Leaves the cores to the clients: two clients on one core each are faster than two cores for each op in turn.
+
+  Always one, so that an op adds up its numbers in the same order for every size of the pool.
+  """
+  if (
+    tf.config.list_physical_devices('GPU') or tf.config.threading.get_intra_op_parallelism_threads()
+  ):
+    return  # The clients are elsewhere, or the user has decided.
+  try:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+  except RuntimeError:
+    logging.info(
+      'TensorFlow runs already with its own number of threads for an op; set the in-process context before the '
+      'first operation to let clients have a core each.'
+    )
 
 
 def _make_pool(devices: Sequence[str] | None, num_threads: int | None) -> client_pool.ClientPool:
@@ -185,10 +209,12 @@ def _make_pool(devices: Sequence[str] | None, num_threads: int | None) -> client
   if devices is None:
     devices = accelerators or ['/device:CPU:0']
   for device in devices:
-    if not any(name.endswith(device.upper().lstrip('/').removeprefix('DEVICE:')) for name in known):
+    suffix = ':' + device.upper().split('DEVICE:')[-1].lstrip('/')
+    if not any(name.endswith(suffix) for name in known):
       raise ValueError(f'Expected devices among {known}, found {device!r}.')
   if num_threads is None:
-    num_threads = len(devices) if accelerators else os.cpu_count()
+    on_cpu = all('CPU' in device.upper() for device in devices)
+    num_threads = os.cpu_count() if on_cpu else len(devices)
   return client_pool.ClientPool(devices, num_threads)
 
 
@@ -199,13 +225,50 @@ def create_in_process_context(
   default_num_clients: int = 0,
   simulate_secure_sums_in_the_clear: bool = False,
 ) -> tff.framework.SyncContext:
-  """Creates a context that runs TFF computations in this process."""
+  """Creates a context that runs TFF computations in this process, on the devices that TensorFlow sees.
+
+  Clients run at the same time, in threads. Their results are combined in client order, so that a computation gives the same
+  bits for every number of threads. Datasets are iterated where they are, and arrays are passed by reference: a
+  dataset that shuffles anew at each iteration does so at each round, where TFF's own runtime starts its copy from the same seed.
+
+  A random op of TensorFlow that has a seed but is not stateless draws from a generator of its thread, and gives other
+  numbers for other numbers of threads.
+
+  Args:
+    devices: The devices that clients go to in turn, such as `['GPU:0', 'GPU:1']`; the first is also the server's. By
+      default all GPUs, or the CPU if there is none.
+    num_threads: How many clients run at the same time; by default one for each core, or one for each device if these are not CPUs.
+    default_num_clients: The number of clients of a computation whose arguments do not tell it.
+    simulate_secure_sums_in_the_clear: Whether secure sums are computed without any security. By default they are an error.
+
+  Returns:
+    A context for `tff.framework.set_default_context`.
+
+  Raises:
+    ValueError: If `num_threads` is less than 1, or `devices` is empty.
+  """
   if num_threads is not None and num_threads < 1:
     raise ValueError(f'Expected num_threads of at least 1, found {num_threads}.')
+  if devices is not None and not devices:
+    raise ValueError('Expected at least one device, found none.')
+  _use_one_thread_for_each_op()
   return _InProcessContext(
     devices, num_threads, default_num_clients, simulate_secure_sums_in_the_clear
   )
 
 
-def set_in_process_context(**options) -> None:
-  tff.framework.set_default_context(create_in_process_context(**options))
+def set_in_process_context(
+  *,
+  devices: Sequence[str] | None = None,
+  num_threads: int | None = None,
+  default_num_clients: int = 0,
+  simulate_secure_sums_in_the_clear: bool = False,
+) -> None:
+  """Makes the in-process runtime the default; see `create_in_process_context`."""
+  context = create_in_process_context(
+    devices=devices,
+    num_threads=num_threads,
+    default_num_clients=default_num_clients,
+    simulate_secure_sums_in_the_clear=simulate_secure_sums_in_the_clear,
+  )
+  tff.framework.set_default_context(context)

@@ -123,6 +123,18 @@ class _SequenceReduce(Step):
 
 
 @dataclasses.dataclass
+class _SequenceSum(Step):
+  sequence: int
+  element_type: tff.Type
+
+  def run(self, slots, device):
+    total = values.zeros(self.element_type)
+    for element in values.elements(slots[self.sequence], self.element_type):
+      total = [x + y for x, y in zip(total, element, strict=True)]
+    slots.update(zip(self.writes, total, strict=True))
+
+
+@dataclasses.dataclass
 class _SequenceMap(Step):
   sequence: int
   element_type: tff.Type
@@ -322,6 +334,13 @@ class _Tracer:
       return self._sequence_reduce(intrinsic, *argument, on_clients)
     if uri == 'sequence_map':
       return self._sequence_map(intrinsic, *argument, on_clients)
+    if uri == 'sequence_sum':
+      result = self.new_tree(intrinsic.type_signature.result, on_clients)
+      element_type = intrinsic.type_signature.parameter.element
+      self.steps.append(
+        _SequenceSum([argument], flatten(result), on_clients, argument, element_type)
+      )
+      return result
     if 'secure' in uri:
       raise NotImplementedError(
         f'The in-process runtime has no {uri}: nothing is secure in one process. '

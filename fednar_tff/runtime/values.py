@@ -145,6 +145,13 @@ def _as_dataset(leaf, element_type: tff.Type) -> tf.data.Dataset:
   return tf.data.experimental.from_variant(leaf, tff.types.type_to_tf_tensor_specs(element_type))
 
 
+def zeros(type_spec: tff.Type) -> list[tf.Tensor]:
+  """Lists the zeros of a type's leaves; a dimension that the type leaves open is 0."""
+  return [
+    tf.zeros([size or 0 for size in leaf.shape], leaf.dtype) for leaf in _leaf_types(type_spec)
+  ]
+
+
 def elements(leaf: object, element_type: tff.Type) -> Iterator[list[tf.Tensor]]:
   """Yields the leaves of each element of a sequence."""
   for element in _as_dataset(leaf, element_type):

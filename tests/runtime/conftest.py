@@ -15,11 +15,11 @@ def start_python():
   """Starts Python programs in processes of their own, and ends those that a failed test leaves."""
   started = []
 
-  def start(source: str, *arguments: str, **options) -> subprocess.Popen:
+  def start(source: str, *arguments: str, log_level: str = '3', **options) -> subprocess.Popen:
     process = subprocess.Popen(
       [sys.executable, '-c', source, *arguments],
       cwd=_ROOT,
-      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', 'PYTHONPATH': str(_ROOT)},
+      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': log_level, 'PYTHONPATH': str(_ROOT)},
       stdout=subprocess.PIPE,
       text=True,
       **options,
