@@ -208,7 +208,9 @@ def _clipping_metrics(
   return collections.OrderedDict(
     clipped_steps=clipped_steps,
     total_steps=num_steps,
-    mean_clipped_norm=[sum_clipped_norms, tf.cast(clipped_steps, tf.float32)],
+    mean_clipped_norm=collections.OrderedDict(
+      sum=sum_clipped_norms, count=tf.cast(clipped_steps, tf.float32)
+    ),
     num_non_finite_clients=tf.cast(~is_finite, tf.int32),
   )
 
@@ -216,7 +218,7 @@ def _clipping_metrics(
 _CLIPPING_FINALIZERS = collections.OrderedDict(
   clipped_steps=tf.identity,
   total_steps=tf.identity,
-  mean_clipped_norm=lambda unfinalized: tf.math.divide_no_nan(*unfinalized),
+  mean_clipped_norm=lambda mean: tf.math.divide_no_nan(mean['sum'], mean['count']),
   num_non_finite_clients=tf.identity,
 )
 
