@@ -16,6 +16,7 @@ from experiments import settings as settings_lib
 from experiments import training
 
 settings_lib.define_flags()
+flags.adopt_module_key_flags(settings_lib)  # So that --help lists them.
 
 
 def main(argv):

@@ -1,5 +1,6 @@
 """From settings to a run: what the binaries and the demo share."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -19,7 +20,9 @@ def train(settings, quiet=False):
     print(f'{output_dir} is finished: {(output_dir / "result.json").read_text().strip()}')
     return output_dir
 
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # At 2, TensorFlow complains of GPU libraries on each start.
+  os.environ.setdefault(
+    'TF_CPP_MIN_LOG_LEVEL', '3'
+  )  # At 2, TensorFlow complains of GPU libraries on each start.
   # Imported only now: flags are checked, and help is shown, without waiting for TensorFlow.
   import fednar_tff
   from experiments import plots, results
@@ -68,10 +71,13 @@ def train(settings, quiet=False):
     sys.exit(f'train: {e}')
 
   found = results.read_run(output_dir)
-  save_json(output_dir / 'result.json', found.summary())
   plots.plot_run(found, output_dir / 'curves.png')
+  summary = {**found.summary(), 'weights_sha256': hash_weights(run.model_weights)}
+  save_json(
+    output_dir / 'result.json', summary
+  )  # Last: its presence says that the run is finished.
   if not quiet:
-    print(f'{output_dir}: {json.dumps(found.summary())}')
+    print(f'{output_dir}: {json.dumps(summary)}')
   return output_dir
 
 
@@ -204,6 +210,15 @@ def describe_environment():
     'python': platform.python_version(),
     'runtime': fednar_tff.runtime.describe(),
   }
+
+
+def hash_weights(weights):
+  """Returns a hash by which two runs can be compared to the bit."""
+  import numpy as np
+  import tensorflow as tf
+
+  leaves = tf.nest.flatten([list(weights.trainable), list(weights.non_trainable)])
+  return hashlib.sha256(b''.join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
 
 
 def save_json(path, value):
