@@ -74,21 +74,27 @@ def _load_tfds(name, folder):
   import tensorflow_datasets as tfds
 
   load = functools.partial(tfds.load, name, data_dir=folder, split=['train', 'test'])
+  path = os.path.join(folder, name)
   try:
     load(download=False)
-  except Exception:  # tfds raises many kinds, also AssertionError.
+  except Exception as first:  # tfds raises many kinds, also AssertionError.
     try:
       load(download=True)
     except Exception as e:
+      problem = (
+        f'unreadable in {path} ({_one_line(first)})'
+        if os.path.exists(path)
+        else (f'missing: looked in {path}')
+      )
       raise DataError(
-        f'Data set {name} is missing: looked in {os.path.join(folder, name)}, and the download '
-        f'failed ({_one_line(e)}). With a network, fetch it by: '
+        f'Data set {name} is {problem}, and the download failed ({_one_line(e)}). '
+        'With a network, fetch it by: '
         f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}, data_dir={folder!r})"'
       ) from e
   try:
     (train, test), info = load(download=False, batch_size=-1, with_info=True)
   except Exception as e:
-    raise DataError(_damage(os.path.join(folder, name), e)) from e
+    raise DataError(_damage(path, e)) from e
   result = {}
   for split, read in (('train', train), ('test', test)):
     expected = info.splits[split].num_examples

@@ -86,6 +86,19 @@ def test_missing_tfds_data_says_what_where_and_how(tmp_path, monkeypatch):
   assert f"tfds.load('cifar10', data_dir='{tmp_path}')" in message
 
 
+def test_unreadable_tfds_data_is_not_called_missing(tmp_path, monkeypatch):
+  import tensorflow_datasets as tfds
+
+  def offline(name, *, data_dir, split, download):
+    raise OSError('no network' if download else 'bad dataset_info.json')
+
+  monkeypatch.setattr(tfds, 'load', offline)
+  (tmp_path / 'cifar10').mkdir()
+  with pytest.raises(tasks.DataError, match='cifar10 [(]bad dataset_info.json[)]') as error:
+    tasks.create_task('cifar10', data_dir=str(tmp_path))
+  assert 'missing' not in str(error.value)
+
+
 def _prepared(*parts):
   path = pathlib.Path.home().joinpath(*parts)
   return pytest.mark.skipif(not path.exists(), reason=f'{path} is absent: prepare the data first')
