@@ -194,10 +194,18 @@ def build_fed_exp(
     **fed_avg_arguments: The other arguments of `build_fed_avg`.
 
   Raises:
+    TypeError: If an aggregator is of the wrong type.
     ValueError: If `epsilon` is out of range.
   """
   if not 0.0 <= epsilon < math.inf:
     raise ValueError(f'`epsilon` must be a nonnegative number, found {epsilon!r}.')
+  if squared_norm_aggregator is None:
+    squared_norm_aggregator = tff.aggregators.MeanFactory()
+  if not isinstance(squared_norm_aggregator, tff.aggregators.WeightedAggregationFactory):
+    raise TypeError(
+      '`squared_norm_aggregator` must be a weighted factory of `tff.aggregators`, '
+      f'found {squared_norm_aggregator!r}.'
+    )
 
   def extrapolate(aggregate):
     ratio = tf.math.divide_no_nan(
@@ -214,7 +222,7 @@ def build_fed_exp(
     server_step.create_aggregator(
       model_aggregator, client_side.weights_type.trainable, client_weighting
     ),
-    squared_norm_aggregator or tff.aggregators.MeanFactory(),
+    squared_norm_aggregator,
     is_weighted=not isinstance(model_aggregator, tff.aggregators.UnweightedAggregationFactory),
   )
   finalizer = server_step.build_finalizer(

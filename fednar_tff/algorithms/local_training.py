@@ -74,13 +74,15 @@ def _has_examples(spec: tf.TensorSpec) -> bool:
 
 
 def _packed_batch(packed: Mapping[str, Any], input_spec: Any, step: tf.Tensor) -> Any:
-  rows = packed['index'][step]
-  rows = tf.boolean_mask(rows, rows >= 0)
-  return tf.nest.map_structure(
-    lambda spec, x: tf.gather(x, rows) if _has_examples(spec) else x[step],
-    input_spec,
-    packed['data'],
-  )
+  # A gather on the GPU would first copy all examples there; so only the batch travels.
+  with tf.device('CPU:0'):
+    rows = packed['index'][step]
+    rows = tf.boolean_mask(rows, rows >= 0)
+    return tf.nest.map_structure(
+      lambda spec, x: tf.gather(x, rows) if _has_examples(spec) else x[step],
+      input_spec,
+      packed['data'],
+    )
 
 
 def client_data_spec(input_spec: Any, loop_implementation: LoopImplementation) -> Any:

@@ -43,7 +43,7 @@ class ScaffoldOutput(NamedTuple):
   Attributes:
     state: The server's new state.
     client_states: The clients' new states, in the order in which they came.
-    metrics: The metrics of the round, as those of `build_fed_avg`.
+    metrics: The metrics of the round, as those of `build_fed_avg`, but without `distributor`.
   """
 
   state: Any
@@ -142,6 +142,7 @@ def build_scaffold(
     `set_model_weights`, `get_hparams`, `set_hparams` as a `tff.learning.templates.LearningProcess` has them.
 
   Raises:
+    TypeError: If an aggregator is of the wrong type.
     ValueError: If `num_clients` is not positive, or the client optimizer has no hparam `learning_rate`.
   """
   if not isinstance(num_clients, (int, np.integer)) or num_clients < 1:
@@ -162,7 +163,13 @@ def build_scaffold(
   finalizer = server_step.build_finalizer(
     server_optimizer_fn, weights_type, aggregator.next.type_signature.result.result.member
   )
-  control_sum = (control_aggregator or tff.aggregators.SumFactory()).create(control_type)
+  if control_aggregator is None:
+    control_aggregator = tff.aggregators.SumFactory()
+  if not isinstance(control_aggregator, tff.aggregators.UnweightedAggregationFactory):
+    raise TypeError(
+      f'`control_aggregator` must be an unweighted factory of `tff.aggregators`, found {control_aggregator!r}.'
+    )
+  control_sum = control_aggregator.create(control_type)
 
   @tff.tensorflow.computation
   def initial_control():

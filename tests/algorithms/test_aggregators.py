@@ -49,11 +49,11 @@ def test_aggregators_that_find_nothing_to_change_give_the_mean(problem, mean_wei
     np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_clipping_aggregator_shortens_updates(problem, mean_weights):
+def test_clipping_aggregator_shortens_updates(problem):
   norm = 0.01
   factory = tff.aggregators.clipping_factory(norm, tff.aggregators.MeanFactory())
   weights, metrics = one_round(build(problem, model_aggregator=factory), problem.datasets(CLIENTS))
-  step = np.linalg.norm([*(w.ravel() for w in (problem.initial[0] - weights[0],))])
+  step = np.linalg.norm(problem.initial[0] - weights[0])
   assert 0.0 < step <= norm * 1.001
   assert metrics['aggregator']['clipped_count'] == len(CLIENTS)
 
@@ -112,9 +112,17 @@ def test_unweighted_aggregator_cannot_weight_by_examples(problem):
     )
 
 
-def test_rejects_what_is_no_aggregator(problem):
-  with pytest.raises(TypeError, match='`model_aggregator` must be a factory'):
-    build(problem, model_aggregator=np.mean)
+@pytest.mark.parametrize(
+  ('name', 'arguments'),
+  [
+    ('fed_avg', {'model_aggregator': np.mean}),
+    ('fed_exp', {'squared_norm_aggregator': tff.aggregators.SumFactory()}),
+    ('scaffold', {'control_aggregator': tff.aggregators.MeanFactory(), 'num_clients': 4}),
+  ],
+)
+def test_rejects_what_is_no_aggregator(problem, name, arguments):
+  with pytest.raises(TypeError, match=f'`{next(iter(arguments))}` must be a.* factory of'):
+    build(problem, name, **arguments)
 
 
 def test_update_bound_is_steps_times_rate_times_norm():
