@@ -66,9 +66,9 @@ def expand_overrides(overrides):
 
 
 def cells(presets, overrides, seeds, output_dir):
-  """Returns {run directory: command} of a grid."""
+  """Returns {run directory: command} of a grid, seed by seed: the first seed alone fills a table."""
   found = {}
-  for preset, combination, seed in itertools.product(presets, expand_overrides(overrides), seeds):
+  for seed, preset, combination in itertools.product(seeds, presets, expand_overrides(overrides)):
     parts = [
       pathlib.Path(preset).stem,
       *(f'{name}{value}' for name, value in combination),
