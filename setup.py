@@ -44,7 +44,7 @@ setuptools.setup(
     include=['fednar_tff', 'fednar_tff.*', 'experiments', 'experiments.*']
   ),
   package_data={'fednar_tff': ['py.typed']},
-  python_requires='>=3.9,<3.12',
+  python_requires='>=3.10,<3.12',
   install_requires=REQUIREMENTS,
   extras_require={
     'gpu': [

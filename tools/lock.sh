@@ -15,7 +15,7 @@ compile() {  # python version, output, more arguments
   echo "$output"
 }
 
-for version in 3.9 3.10 3.11; do
+for version in 3.10 3.11; do
   short=$(echo "$version" | tr -d .)
   compile "$version" "requirements/py$short.txt" requirements.in
   compile "$version" "requirements/dev-py$short.txt" --constraint "requirements/py$short.txt" requirements-dev.txt

@@ -5,12 +5,12 @@ set -eu
 cd "$(dirname "$0")/.."
 
 usable() {  # A Python we have a lock file for, that can make virtual environments.
-  "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in [(3, 9), (3, 10), (3, 11)])' >/dev/null 2>&1
+  "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in [(3, 10), (3, 11)])' >/dev/null 2>&1
 }
 
 find_python() {
   looked_for=""
-  for candidate in ${PYTHON:-python3.11 python3.10 python3.9 python3 python \
+  for candidate in ${PYTHON:-python3.11 python3.10 python3 python \
       "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.11.*/bin/python "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.10.*/bin/python}; do
     looked_for="$looked_for $candidate"
     if usable "$candidate"; then
@@ -18,7 +18,7 @@ find_python() {
       return
     fi
   done
-  echo "setup: needs Python 3.9, 3.10 or 3.11 with its venv module (TFF 0.87 runs on no other); looked for:$looked_for. Set PYTHON=/path/to/python." >&2
+  echo "setup: needs Python 3.10 or 3.11 with its venv module (TFF 0.87 runs on nothing newer); looked for:$looked_for. Set PYTHON=/path/to/python." >&2
   return 1
 }
 
