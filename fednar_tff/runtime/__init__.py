@@ -7,6 +7,9 @@ from fednar_tff.runtime.in_process import create_in_process_context as create_in
 from fednar_tff.runtime.in_process import set_in_process_context as set_in_process_context
 from fednar_tff.runtime.native import create_native_context as create_native_context
 from fednar_tff.runtime.native import set_native_context as set_native_context
+from fednar_tff.runtime.remote import WorkerLostError as WorkerLostError
+from fednar_tff.runtime.remote import create_remote_context as create_remote_context
+from fednar_tff.runtime.remote import set_remote_context as set_remote_context
 
 
 def describe() -> dict[str, object]:

@@ -13,18 +13,23 @@ _CHANNEL_OPTIONS = (
 _SECONDS_BETWEEN_LOOKS = 0.02
 
 
-def connect(address: str) -> tff.framework.RemoteExecutorGrpcStub:
-  """Starts to connect to the worker at `address` ('host:port') and returns at once."""
-  channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
-  return tff.framework.RemoteExecutorGrpcStub(channel)
+class Connection:
+  """A channel to the worker at an address ('host:port'); it connects in the background."""
 
+  def __init__(self, address: str):
+    self._channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
+    self.stub = tff.framework.RemoteExecutorGrpcStub(self._channel)
 
-def wait_until_ready(stub: tff.framework.RemoteExecutorGrpcStub, seconds: float) -> bool:
-  """Waits until the worker answers, at most `seconds`, and returns whether it did."""
-  deadline = time.monotonic() + seconds
-  while not stub.is_ready and time.monotonic() < deadline:
-    time.sleep(_SECONDS_BETWEEN_LOOKS)
-  return stub.is_ready
+  def wait_until_ready(self, seconds: float) -> bool:
+    """Waits until the worker answers, at most `seconds`, and returns whether it did."""
+    deadline = time.monotonic() + seconds
+    while not self.stub.is_ready and time.monotonic() < deadline:
+      time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return self.stub.is_ready
+
+  def close(self) -> None:
+    """Ends the connection, and with an error all calls that wait for an answer."""
+    self._channel.close()
 
 
 def executor_factory(get_stub, default_num_clients: int) -> tff.framework.ExecutorFactory:

@@ -13,7 +13,7 @@ class _LocalWorker:
   def __init__(self, max_concurrent_computation_calls: int):
     self._max_concurrent_computation_calls = max_concurrent_computation_calls
     self._process = None
-    self._stub = None
+    self._connection = None
     self._interrupted = False
 
   def get_stub(self) -> tff.framework.RemoteExecutorGrpcStub:
@@ -23,11 +23,11 @@ class _LocalWorker:
       self._process = worker_process.WorkerProcess(
         max_concurrent_computation_calls=self._max_concurrent_computation_calls
       )
-      self._stub = grpc_worker.connect(f'localhost:{self._process.port}')
-      if not grpc_worker.wait_until_ready(self._stub, _SECONDS_TO_START):
+      self._connection = grpc_worker.Connection(f'localhost:{self._process.port}')
+      if not self._connection.wait_until_ready(_SECONDS_TO_START):
         self._process.stop()
         raise RuntimeError(f"TFF's worker did not answer within {_SECONDS_TO_START:.0f} s.")
-    return self._stub
+    return self._connection.stub
 
   def interrupt(self) -> None:
     """Ends the worker and, until `resume`, starts no other: TFF retries on its own when a worker dies."""

@@ -451,11 +451,11 @@ def _split_into_passes(steps: list[Step], result: list[int], is_on_clients) -> l
   return passes[::-1]
 
 
-def make_plan(computation: tff.framework.ConcreteComputation) -> Plan:
-  """Makes the plan of a computation in which TFF's compiler has left only its basic intrinsics.
+def make_plan(block: tff.framework.ComputationBuildingBlock) -> Plan:
+  """Makes the plan of a computation.
 
   Args:
-    computation: What `tff.backends.native.desugar_and_transform_to_native` returns.
+    block: A function in which `tff.tensorflow.replace_intrinsics_with_bodies` has left only the basic intrinsics.
 
   Returns:
     The plan.
@@ -464,9 +464,9 @@ def make_plan(computation: tff.framework.ConcreteComputation) -> Plan:
     NotImplementedError: If the computation contains something that this runtime cannot run; the message names it.
   """
   tracer = _Tracer()
-  parameter_type = computation.type_signature.parameter
+  parameter_type = block.type_signature.parameter
   parameter = None if parameter_type is None else tracer.new_tree(parameter_type)
-  function = tracer.trace(computation.to_building_block(), collections.ChainMap(), False)
+  function = tracer.trace(block, collections.ChainMap(), False)
   result = tracer.apply(function, parameter, on_clients=False)
   if not isinstance(result, (int, tuple)):
     raise NotImplementedError('The in-process runtime cannot return a function.')

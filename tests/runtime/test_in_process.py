@@ -360,7 +360,7 @@ def test_a_second_round_compiles_nothing(context, monkeypatch):
     return tff.federated_sum(tff.federated_map(_double, x))
 
   assert context.invoke(run, [1, 2, 3]) == 12
-  monkeypatch.setattr(tff.backends.native, 'desugar_and_transform_to_native', None)
+  monkeypatch.setattr(tff.framework, 'to_call_dominant', None)
   monkeypatch.setattr(tf.compat.v1, 'wrap_function', None)
   assert context.invoke(run, [4, 5]) == 18
 

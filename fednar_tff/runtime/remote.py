@@ -1,0 +1,198 @@
+"""A round spread over many machines: TFF's own workers, each with a part of the clients."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Sequence
+
+import tensorflow_federated as tff
+from absl import logging
+
+from fednar_tff.runtime import grpc_worker
+
+_SECONDS_TO_CONNECT = 5.0
+
+
+class WorkerLostError(RuntimeError):
+  """A worker does not answer, or no worker is left that does."""
+
+
+class _Worker:
+  """One worker: its connection, and the context that runs computations on it."""
+
+  def __init__(self, address: str, default_num_clients: int):
+    self.address = address
+    self.is_lost = False
+    self._connection = grpc_worker.Connection(address)
+    self._interrupted = False
+    self.context = tff.framework.SyncExecutionContext(
+      grpc_worker.executor_factory(self._get_stub, default_num_clients),
+      tff.backends.native.desugar_and_transform_to_native,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
+    )
+
+  def answers(self, seconds: float) -> bool:
+    return self._connection.wait_until_ready(seconds)
+
+  def _get_stub(self):
+    # TFF asks for a stub again when a call failed, and would retry for ever: this error ends it.
+    if self._interrupted:
+      raise RuntimeError('The computation was interrupted.')
+    if not self._connection.stub.is_ready:
+      self._connection.close()
+      self._connection = grpc_worker.Connection(self.address)
+      if not self.answers(_SECONDS_TO_CONNECT):
+        raise WorkerLostError(f'The worker at {self.address} does not answer.')
+    return self._connection.stub
+
+  def interrupt(self) -> None:
+    self._interrupted = True
+    self._connection.close()
+
+  def resume(self) -> None:
+    if self._interrupted:
+      self._connection = grpc_worker.Connection(self.address)
+      self._interrupted = False
+
+
+class _Workers:
+  """All workers; what one of them does not finish, another one does."""
+
+  def __init__(self, workers: Sequence[_Worker]):
+    self._workers = workers
+    self._lock = threading.Lock()
+
+  def live(self) -> list[_Worker]:
+    return [worker for worker in self._workers if not worker.is_lost]
+
+  def invoke(self, computation, argument, first_choice: int = 0):
+    """Runs a computation on one worker, or on the next if that one is lost meanwhile."""
+    while live := self.live():
+      worker = live[first_choice % len(live)]
+      try:
+        return worker.context.invoke(computation, argument)
+      except WorkerLostError:
+        with self._lock:
+          worker.is_lost = True
+          left = [other.address for other in self.live()]
+        logging.warning(
+          'The worker at %s is lost; its clients are done again by %s.', worker.address, left
+        )
+    addresses = ', '.join(worker.address for worker in self._workers)
+    raise WorkerLostError(f'No worker is left: {addresses} do not answer.')
+
+
+class _Part(tff.framework.AsyncContext):
+  """Runs one part of a round in a thread of its own: TFF's calls to a worker block."""
+
+  def __init__(self, workers: _Workers, first_choice: int):
+    self._workers = workers
+    self._first_choice = first_choice
+
+  async def invoke(self, comp, arg):
+    return await asyncio.to_thread(self._workers.invoke, comp, arg, self._first_choice)
+
+
+class _RemoteContext(tff.framework.SyncContext):
+  """Splits the clients of a computation over the workers, and merges what these return."""
+
+  def __init__(self, workers: Sequence[_Worker]):
+    self._all = workers
+    self._workers = _Workers(workers)
+    self._forms = {}
+    self._merging = tff.framework.MergeableCompExecutionContext(
+      [_Part(self._workers, i) for i in range(len(workers))]
+    )
+
+  def _mergeable_form(self, computation):
+    """Returns TFF's mergeable form, or `None` if the computation is one for a single worker."""
+    key = id(computation)
+    if key not in self._forms:
+      self._forms[key] = _compile(computation)
+      weakref.finalize(computation, self._forms.pop, key, None).atexit = False
+    return self._forms[key]
+
+  def invoke(self, comp, arg):
+    for worker in self._all:
+      worker.resume()
+    form = self._mergeable_form(comp)
+    try:
+      if form is None:
+        return self._workers.invoke(comp, arg)
+      result = self._merging.invoke(form, arg)
+      return tff.types.type_to_py_container(result, comp.type_signature.result)
+    except (KeyboardInterrupt, SystemExit):
+      # The end of this process would wait for the calls to the workers.
+      for worker in self._all:
+        worker.interrupt()
+      raise
+
+  def describe(self) -> dict[str, object]:
+    return {
+      'runtime': 'remote',
+      'devices': tuple(f'CPU of the worker at {worker.address}' for worker in self._workers.live()),
+      'lost_workers': tuple(worker.address for worker in self._all if worker.is_lost),
+    }
+
+
+def _has_clients(type_spec: tff.Type | None) -> bool:
+  return type_spec is not None and tff.types.contains(
+    type_spec,
+    lambda t: isinstance(t, tff.FederatedType) and t.placement is tff.CLIENTS and not t.all_equal,
+  )
+
+
+def _compile(computation):
+  if not _has_clients(computation.type_signature.parameter):
+    return None  # Without clients there is nothing to spread.
+  try:
+    return tff.backends.native.compile_to_mergeable_comp_form(computation)
+  except ValueError:
+    logging.warning(
+      'A computation aggregates more than once in a row, so it cannot be split: one worker runs it alone.'
+    )
+    return None
+
+
+def create_remote_context(
+  workers: Sequence[str], *, default_num_clients: int = 0
+) -> tff.framework.SyncContext:
+  """Creates a context that spreads the clients of each round over TFF's workers on other machines.
+
+  Start a worker with `python -m fednar_tff.runtime.worker --port=8000`; its help says how to protect it. A worker that
+  dies costs its part of the round, which another one does again. Arguments are serialised: the runtimes that run on
+  this machine are faster for small rounds.
+
+  Args:
+    workers: The addresses of the workers, each 'host:port'.
+    default_num_clients: The number of clients of a computation whose arguments do not tell it.
+
+  Returns:
+    A context for `tff.framework.set_default_context`.
+
+  Raises:
+    ValueError: If no address is given, or one that is not 'host:port'.
+    ConnectionError: If a worker does not answer within seconds; the message names it.
+  """
+  if not workers:
+    raise ValueError('Expected the address of at least one worker, found none.')
+  for address in workers:
+    host, _, port = address.rpartition(':')
+    if not host or not port.isdigit():
+      raise ValueError(f"Expected addresses of the form 'host:port', found {address!r}.")
+  connected = [_Worker(address, default_num_clients) for address in workers]
+  silent = [worker.address for worker in connected if not worker.answers(_SECONDS_TO_CONNECT)]
+  if silent:
+    raise ConnectionError(
+      f'No TFF worker answers at {", ".join(silent)} (waited {_SECONDS_TO_CONNECT:.0f} s); '
+      'start one there with: python -m fednar_tff.runtime.worker --port=PORT'
+    )
+  return _RemoteContext(connected)
+
+
+def set_remote_context(workers: Sequence[str], *, default_num_clients: int = 0) -> None:
+  """Makes TFF's workers on other machines the default runtime; see `create_remote_context`."""
+  tff.framework.set_default_context(
+    create_remote_context(workers, default_num_clients=default_num_clients)
+  )
