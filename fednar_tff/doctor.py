@@ -1,0 +1,158 @@
+"""Says whether this machine can run federated computations, and on what: `python -m fednar_tff.doctor`.
+
+Each runtime is tried in a process of its own, with a time-out, so that one that hangs or crashes is a line in the
+report and not the end of it.
+"""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+
+_PACKAGES = (
+  'tensorflow',
+  'tensorflow-federated',
+  'tensorflow-datasets',
+  'tensorflow-privacy',
+  'jax',
+  'jaxlib',
+  'numpy',
+  'protobuf',
+  'absl-py',
+)
+_EXPECTED_TFF = '0.87.0'
+_SECONDS = 120
+_RUNTIMES = ('in_process', 'native', 'remote')
+
+# Three clients take one step each from 0 towards their number, at rate 0.5: the mean of the results is 1.
+_SELF_TEST = """
+import sys, time
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+from fednar_tff import runtime
+from fednar_tff.runtime import worker_process
+
+@tff.tensorflow.computation(np.float32, tff.SequenceType(np.float32))
+def train(weight, data):
+  return data.reduce(weight, lambda w, x: w - 0.5 * (w - x))
+
+@tff.federated_computation(tff.FederatedType(np.float32, tff.SERVER),
+                           tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS))
+def run_round(weight, data):
+  return tff.federated_mean(
+      tff.federated_map(train, tff.federated_zip((tff.federated_broadcast(weight), data))))
+
+name = sys.argv[1]
+if name == 'remote':
+  workers = [worker_process.WorkerProcess() for _ in range(2)]
+  runtime.set_remote_context([f'localhost:{worker.port}' for worker in workers])
+else:
+  getattr(runtime, f'set_{name}_context')()
+data = [tf.data.Dataset.from_tensors(np.float32(x)) for x in (1, 2, 3)]
+first = time.monotonic()
+result = run_round(0.0, data)
+second = time.monotonic()
+run_round(0.0, data)
+assert abs(result - 1.0) < 1e-6, f'a round gave {result} where it must give 1.0'
+print(f'first round {second - first:.1f} s, second {time.monotonic() - second:.3f} s, '
+      f'{runtime.describe()["devices"]}')
+"""
+
+
+def _versions() -> list[str]:
+  lines = [f'Python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores']
+  for package in _PACKAGES:
+    try:
+      lines.append(f'{package} {importlib.metadata.version(package)}')
+    except importlib.metadata.PackageNotFoundError:
+      lines.append(f'{package} is not installed')
+  return lines
+
+
+def _devices() -> list[str]:
+  import tensorflow as tf
+
+  return [f'{device.device_type} {device.name}' for device in tf.config.list_physical_devices()]
+
+
+def check_runtime(name: str, seconds: float = _SECONDS) -> tuple[bool, str]:
+  """Runs a small federated round on a runtime, in a process of its own.
+
+  Args:
+    name: 'in_process', 'native' or 'remote' (two workers on this machine).
+    seconds: After which time the runtime counts as hanging.
+
+  Returns:
+    Whether the round gave the right number, and a line that says what happened.
+  """
+  started = time.monotonic()
+  try:
+    done = subprocess.run(
+      [sys.executable, '-c', _SELF_TEST, name],
+      capture_output=True,
+      text=True,
+      timeout=seconds,
+      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'},
+    )
+  except subprocess.TimeoutExpired:
+    return False, f'no answer within {seconds:.0f} s'
+  if done.returncode != 0:
+    lines = done.stderr.strip().splitlines() or [f'exit status {done.returncode}']
+    return False, next((line for line in reversed(lines) if 'Error' in line), lines[-1])
+  return True, f'{done.stdout.strip()} ({time.monotonic() - started:.0f} s with imports)'
+
+
+def diagnose(devices: list[str], works: dict[str, bool]) -> list[str]:
+  """Says in words what the findings mean.
+
+  Args:
+    devices: The devices that TensorFlow sees.
+    works: For each runtime, whether it gave the right result.
+
+  Returns:
+    One line for each conclusion.
+  """
+  lines = []
+  if all(works.values()):
+    lines.append('All runtimes work.')
+  if not works['in_process']:
+    lines.append(
+      'The in-process runtime fails: TensorFlow or TFF itself is broken here; compare the versions above.'
+    )
+  elif not (works['native'] and works['remote']):
+    lines.append(
+      "TFF's worker does not run here; use the in-process runtime, which needs no worker."
+    )
+  if any(device.startswith('GPU') for device in devices):
+    lines.append(
+      'The in-process runtime trains on the GPU; the native and remote runtimes use the CPU only.'
+    )
+  else:
+    lines.append(
+      'TensorFlow sees no GPU, so clients train on the CPU. With an NVIDIA card: pip install "tensorflow[and-cuda]".'
+    )
+  tff_version = importlib.metadata.version('tensorflow-federated')
+  if tff_version != _EXPECTED_TFF:
+    lines.append(f'TFF is {tff_version}; this package is made for {_EXPECTED_TFF}.')
+  return lines
+
+
+def main() -> int:
+  """Prints the report; the exit status is 0 if every runtime works."""
+  print(*_versions(), sep='\n')
+  devices = _devices()
+  print('\nDevices of TensorFlow:', *devices, sep='\n  ')
+  print('\nA federated round on each runtime:', flush=True)
+  works = {}
+  for name in _RUNTIMES:
+    works[name], message = check_runtime(name)
+    print(f'  {name}: {"ok" if works[name] else "FAILED"}: {message}', flush=True)
+  print('\nDiagnosis:', *diagnose(devices, works), sep='\n  ')
+  return 0 if all(works.values()) else 1
+
+
+if __name__ == '__main__':
+  sys.exit(main())
