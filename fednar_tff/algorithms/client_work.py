@@ -19,7 +19,8 @@ class ClientSide(NamedTuple):
     data_type: The type of a client's dataset.
     schedule: The optimizer's hparams over the rounds.
     train_fn: `train_fn(hparams, weights, dataset, correction_fn=None)` returns a `LocalResult`.
-    aggregate_metrics: A TFF computation from the clients' unfinalized metrics to the finalized ones.
+    aggregate_metrics: A TFF computation from the clients' unfinalized metrics to the finalized
+      ones.
   """
 
   initial_weights_fn: tff.Computation
@@ -37,12 +38,12 @@ def build_client_side(
   learning_rate_fn: Optional[schedules.ScheduleFn] = None,
   weight_decay_fn: Optional[schedules.ScheduleFn] = None,
   client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
-  metrics_aggregator: Optional[Callable[..., tff.Computation]] = None,
+  metrics_aggregator: Optional[tff.learning.metrics.MetricsAggregatorType] = None,
   loop_implementation: local_training.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
   ),
 ) -> ClientSide:
-  """Checks the arguments that all algorithms share, documented at `build_fed_avg`, and builds what they share.
+  """Checks the arguments that all algorithms share (see `build_fed_avg`), and builds that part.
 
   Raises:
     TypeError: If an argument is of the wrong type.
@@ -50,7 +51,8 @@ def build_client_side(
   """
   if not isinstance(client_optimizer_fn, tff.learning.optimizers.Optimizer):
     raise TypeError(
-      f'`client_optimizer_fn` must be a `tff.learning.optimizers.Optimizer`, found {client_optimizer_fn!r}.'
+      '`client_optimizer_fn` must be a `tff.learning.optimizers.Optimizer`, '
+      f'found {client_optimizer_fn!r}.'
     )
   if not isinstance(client_weighting, tff.learning.ClientWeighting):
     raise TypeError(

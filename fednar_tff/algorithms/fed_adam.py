@@ -1,8 +1,9 @@
 """FedAdam: federated averaging with Adam at the server.
 
 Adaptive Federated Optimization
-    Sashank Reddi, Zachary Charles, Manzil Zaheer, Zachary Garrett, Keith Rush, Jakub Konecny, Sanjiv Kumar, H. Brendan McMahan.
-    ICLR 2021. https://arxiv.org/abs/2003.00295, Algorithm 2.
+    Sashank Reddi, Zachary Charles, Manzil Zaheer, Zachary Garrett, Keith Rush, Jakub Konecny,
+    Sanjiv Kumar, H. Brendan McMahan. ICLR 2021.
+    https://arxiv.org/abs/2003.00295, Algorithm 2.
 """
 
 import collections
@@ -83,8 +84,9 @@ def build_reference_adam(
   x <- x - learning_rate (m / (1 - beta_1)) / sqrt(v / (1 - beta_2) + eps)
   ```
 
-  It differs from Adam in four places: the second moment is that of `m`, not of `D`; constants take the place of the bias
-  correction; `eps` is inside the root; and it decays, in the first round already.
+  It differs from Adam in four places: the second moment is that of `m`, not of `D`; constants take
+  the place of the bias correction; `eps` is inside the root; and it decays, in the first round
+  already.
 
   Args:
     learning_rate: A nonnegative float, settable as a hparam.
@@ -117,8 +119,8 @@ def build_fed_adam(
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedAdam: FedAvg whose server descends with Adam.
 
-  With server weights `x`, mean update `D`, the moments `m` and `v` (0 at first), the round `t = 1, 2, ...` and `eta`
-  (`server_learning_rate`), the server's step is
+  With server weights `x`, mean update `D`, the moments `m` and `v` (0 at first), the round `t = 1,
+  2, ...` and `eta` (`server_learning_rate`), the server's step is
 
   ```
   m <- beta_1 m + (1 - beta_1) D
@@ -128,13 +130,15 @@ def build_fed_adam(
 
   Args:
     model_fn: As in `build_fed_avg`.
-    server_optimizer_fn: Takes the step in place of the above, and then the arguments down to `variant` are not used.
-    server_learning_rate: A nonnegative float. The paper does not state it; 0.1 is that of its released code.
+    server_optimizer_fn: Takes the step in place of the above, and then the arguments down to
+      `variant` are not used.
+    server_learning_rate: A nonnegative float. The paper does not state it; 0.1 is that of its
+      released code.
     beta_1: A float in [0, 1).
     beta_2: A float in [0, 1).
     epsilon: A nonnegative float. As for the learning rate, the default is the released code's.
-    variant: `'paper'` for the above, which is `tff.learning.optimizers.build_adam`; `'reference'` for
-      `build_reference_adam`.
+    variant: `'paper'` for the above, which is `tff.learning.optimizers.build_adam`; `'reference'`
+      for `build_reference_adam`.
     **fed_avg_arguments: The other arguments of `build_fed_avg`.
 
   Raises:

@@ -1,11 +1,10 @@
 """Federated averaging, and the composition that the other algorithms vary.
 
 Communication-Efficient Learning of Deep Networks from Decentralized Data
-    H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Aguera y Arcas. AISTATS 2017.
-    https://arxiv.org/abs/1602.05629, Algorithm 1.
+    H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Aguera y Arcas.
+    AISTATS 2017. https://arxiv.org/abs/1602.05629, Algorithm 1.
 """
 
-from collections.abc import Callable
 from typing import Any, Optional
 
 import tensorflow_federated as tff
@@ -62,49 +61,60 @@ def build_fed_avg(
   weight_decay_fn: Optional[schedules.ScheduleFn] = None,
   client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: Optional[server_step.ModelAggregator] = None,
-  metrics_aggregator: Optional[Callable[..., tff.Computation]] = None,
+  metrics_aggregator: Optional[tff.learning.metrics.MetricsAggregatorType] = None,
   loop_implementation: local_training.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
   ),
 ) -> tff.learning.templates.LearningProcess:
   """Returns federated averaging; with `client_optimizer_fn=build_nar(...)`, it is FedNAR.
 
-  With server weights `x`, client weights `y_i` after local training from `x`, client weights `p_i` in the mean and the server's
-  learning rate `eta` (1 unless a server optimizer is given), a round is
+  With server weights `x`, client weights `y_i` after local training from `x`, client weights `p_i`
+  in the mean and the server's learning rate `eta` (1 unless a server optimizer is given), a round
+  is
 
   ```
   D_i = x - y_i
   x <- x - eta sum_i p_i D_i / sum_i p_i
   ```
 
-  A client whose update is not finite contributes nothing, neither to the model nor to the metrics, and is counted; if no client
-  contributes, model and server optimizer stay as they were. A round's metrics are
+  A client whose update is not finite contributes nothing, neither to the model nor to the metrics,
+  and is counted; if no client contributes, model and server optimizer stay as they were. A round's
+  metrics are
 
-  *   `client_work`: `train`, with the model's metrics and `clipped_steps`, `total_steps`, `mean_clipped_norm` (of the clipped steps, before
-      clipping; these three are summed over clients, and zero for an optimizer that counts no clipping) and
-      `num_non_finite_clients`; `learning_rate` and `weight_decay` of the round (NaN and 0 for an optimizer without such a hparam);
-  *   `finalizer`: `server_step_size`, 0 if the model stayed, and `model_norm`, that of the trainable weights after the round;
+  *   `client_work`: `train`, with the model's metrics, `clipped_steps` and `total_steps`, both
+      summed over clients, `mean_clipped_norm` (of the clipped steps, before clipping) and
+      `num_non_finite_clients`; `learning_rate` and `weight_decay` of the round. For an optimizer
+      that counts no clipping, its metrics are 0; for one without such a hparam, the learning rate
+      is NaN and the weight decay 0;
+  *   `finalizer`: `server_step_size`, 0 if the model stayed, and `model_norm`, that of the
+      trainable weights after the round;
   *   `distributor` and `aggregator`: those of TFF.
 
   Args:
-    model_fn: A function without arguments that returns a new `tff.learning.models.VariableModel`, or a
-      `tff.learning.models.FunctionalModel`.
-    client_optimizer_fn: A `tff.learning.optimizers.Optimizer`. Its state starts anew on each client in each round.
-    server_optimizer_fn: A `tff.learning.optimizers.Optimizer` that descends along the mean update; None means gradient
-      descent with learning rate 1.
-    learning_rate_fn: The learning rate as a function of the round, which is an integer tensor and starts at 0; see
-      `exponential_decay`. It overrides the client optimizer's hparam; None leaves the hparam constant.
+    model_fn: A function without arguments that returns a new `tff.learning.models.VariableModel`,
+      or a `tff.learning.models.FunctionalModel`.
+    client_optimizer_fn: A `tff.learning.optimizers.Optimizer`. Its state starts anew on each client
+      in each round.
+    server_optimizer_fn: A `tff.learning.optimizers.Optimizer` that descends along the mean update;
+      None means gradient descent with learning rate 1.
+    learning_rate_fn: The learning rate as a function of the round, which is an integer tensor and
+      starts at 0; see `exponential_decay`. It overrides the client optimizer's hparam; None leaves
+      the hparam constant.
     weight_decay_fn: The same for the weight decay.
-    client_weighting: How clients are weighted in the mean; uniform is the paper, `NUM_EXAMPLES` its released code.
-    model_aggregator: A weighted or unweighted factory of `tff.aggregators`, as from `tff.learning.dp_aggregator`; None means the mean.
-      An unweighted one counts a client that is not finite as one with an update of zero.
-    metrics_aggregator: As in TFF, `tff.learning.metrics.sum_then_finalize` if None. It also aggregates the metrics that
-      are added here.
-    loop_implementation: A `tff.learning.LoopImplementation`, or `PACKED` for packed clients, which is the fastest.
+    client_weighting: How clients are weighted in the mean; uniform is the paper, `NUM_EXAMPLES` its
+      released code.
+    model_aggregator: A weighted or unweighted factory of `tff.aggregators`, as from
+      `tff.learning.dp_aggregator`; None means the mean. An unweighted one counts a client that is
+      not finite as one with an update of zero.
+    metrics_aggregator: As in TFF, `tff.learning.metrics.sum_then_finalize` if None. It also
+      aggregates the metrics that are added here.
+    loop_implementation: A `tff.learning.LoopImplementation`, or `PACKED` for packed clients, which
+      is the fastest.
 
   Raises:
     TypeError: If an argument is of the wrong type.
-    ValueError: If a hparam that the client optimizer does not have is scheduled, or an unweighted aggregator is to weight.
+    ValueError: If a hparam that the client optimizer does not have is scheduled, or an unweighted
+      aggregator is to weight.
   """
   return build_corrected_fed_avg(
     model_fn,

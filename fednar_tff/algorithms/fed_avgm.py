@@ -22,8 +22,8 @@ def build_fed_avgm(
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedAvgM: FedAvg whose server descends with momentum.
 
-  With server weights `x`, mean update `D`, momentum `m` (0 at first), `eta` (`server_learning_rate`) and `beta`
-  (`server_momentum`), the server's step is
+  With server weights `x`, mean update `D`, momentum `m` (0 at first), `eta`
+  (`server_learning_rate`) and `beta` (`server_momentum`), the server's step is
 
   ```
   m <- beta m + D
@@ -32,7 +32,8 @@ def build_fed_avgm(
 
   Args:
     model_fn: As in `build_fed_avg`.
-    server_optimizer_fn: Takes the step in place of the above, and then its two numbers are not used.
+    server_optimizer_fn: Takes the step in place of the above, and then its two numbers are not
+      used.
     server_learning_rate: A nonnegative float.
     server_momentum: A float from 0 to below 1; at 0 this is `build_fed_avg` to the bit.
     **fed_avg_arguments: The other arguments of `build_fed_avg`.

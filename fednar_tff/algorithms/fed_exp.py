@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import client_work, fed_avg, local_training, server_step
+from fednar_tff.algorithms import client_work, fed_avg, local_training, server_step, structures
 
 
 def _squared_norm(structure: Any) -> tf.Tensor:
@@ -27,7 +27,7 @@ def _with_mean_squared_norm(
   squared_norm_aggregator: tff.aggregators.WeightedAggregationFactory,
   is_weighted: bool,
 ) -> tff.templates.AggregationProcess:
-  """Returns a process that also aggregates the squared norms of the updates, with the same weights."""
+  """Returns a process that also aggregates the updates' squared norms, with the same weights."""
   state_type, update_type, weight_type = (
     t.member for t in aggregator.next.type_signature.parameter
   )
@@ -69,22 +69,21 @@ def _with_mean_squared_norm(
 def _remember_previous_weights(
   finalizer: tff.learning.templates.FinalizerProcess,
 ) -> tff.learning.templates.FinalizerProcess:
-  """Returns the finalizer with the weights before the last step, and the number of steps, in its state."""
+  """Returns the finalizer with the weights before its last step in its state."""
   inner_type, weights_type, _ = (t.member for t in finalizer.next.type_signature.parameter)
   trainable_type = weights_type.trainable
 
   @tff.tensorflow.computation(inner_type)
   def initial_state(inner):
-    previous = tf.nest.map_structure(
-      lambda s: tf.zeros(s.shape, s.dtype), tff.types.type_to_tf_tensor_specs(trainable_type)
+    return collections.OrderedDict(
+      inner=inner, previous=structures.zeros(trainable_type), num_steps=tf.zeros([], tf.int32)
     )
-    return collections.OrderedDict(inner=inner, previous=previous, num_steps=tf.zeros([], tf.int32))
 
   state_type = initial_state.type_signature.result
 
   @tff.tensorflow.computation(state_type, inner_type, trainable_type, np.float32)
   def next_state(state, inner, weights, step_size):
-    took_step = step_size > 0.0
+    took_step = tf.not_equal(step_size, 0.0)
     previous = tf.nest.map_structure(
       lambda new, old: tf.where(took_step, new, old), weights, state['previous']
     )
@@ -122,7 +121,7 @@ def _remember_previous_weights(
 def _with_mean_of_last_two_models(
   process: tff.learning.templates.LearningProcess,
 ) -> tff.learning.templates.LearningProcess:
-  """Returns the process with other model weights: the mean of the models after the last two rounds."""
+  """Returns the process whose model weights are the mean of the last two rounds' models."""
   state_type = process.initialize.type_signature.result.member
 
   @tff.tensorflow.computation(state_type)
@@ -171,26 +170,29 @@ def build_fed_exp(
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedExP: FedAvg whose server steps `eta_g >= 1` times as far.
 
-  With server weights `x`, the clients' updates `D_i`, their mean `D` and `eps` (`epsilon`), the server's step is
+  With server weights `x`, the clients' updates `D_i`, their mean `D` and `eps` (`epsilon`), the
+  server's step is
 
   ```
   eta_g = max(1, mean ||D_i||^2 / (2 (||D||^2 + eps)))
   x <- x - eta_g D
   ```
 
-  Both means have the same clients and weights. Where the quotient is 0 / 0, `eta_g` is 1. The metric `server_step_size` is `eta_g`,
-  times the server optimizer's learning rate.
+  Both means have the same clients and weights. Where the quotient is 0 / 0, `eta_g` is 1. The
+  metric `server_step_size` is `eta_g`, times the server optimizer's learning rate.
 
   Args:
     model_fn: As in `build_fed_avg`.
-    epsilon: A nonnegative float; 0 is the paper's released code, which multiplies it by the number of participants.
-    average_last_two: Whether `get_model_weights` returns the mean of the models after the last two rounds, which the
-      released code evaluates; training goes on from the last one in any case.
+    epsilon: A nonnegative float; 0 is the paper's released code, which multiplies it by the number
+      of participants.
+    average_last_two: Whether `get_model_weights` returns the mean of the models after the last two
+      rounds, which the released code evaluates; training goes on from the last one in any case.
     server_optimizer_fn: Descends along `eta_g D`; None means gradient descent with learning rate 1.
     client_weighting: As in `build_fed_avg`.
     model_aggregator: As in `build_fed_avg`.
-    squared_norm_aggregator: Aggregates the squared norms, one number a client; None means a plain mean. Where
-      the server must not see them, pass for example a `tff.aggregators.MeanFactory` of secure sums.
+    squared_norm_aggregator: Aggregates the squared norms, one number a client; None means a plain
+      mean. Where the server must not see them, pass for example a `tff.aggregators.MeanFactory` of
+      secure sums.
     **fed_avg_arguments: The other arguments of `build_fed_avg`.
 
   Raises:

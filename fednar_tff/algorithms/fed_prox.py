@@ -1,8 +1,8 @@
 """FedProx: federated averaging that pulls each client back to the server's weights.
 
 Federated Optimization in Heterogeneous Networks
-    Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith. MLSys 2020.
-    https://arxiv.org/abs/1812.06127, Algorithm 2.
+    Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith.
+    MLSys 2020. https://arxiv.org/abs/1812.06127, Algorithm 2.
 """
 
 import math
@@ -19,17 +19,20 @@ def build_fed_prox(
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedProx: FedAvg whose clients minimise their loss plus `prox / 2 ||y - x||^2`.
 
-  With client weights `y`, gradient `g`, server weights `x` and `prox` (`proximal_strength`), a local step is given
+  With client weights `y`, gradient `g`, server weights `x` and `prox` (`proximal_strength`), a
+  local step is given
 
   ```
   g + prox (y - x)
   ```
 
-  in place of `g`, so that the term is inside the norm that NAR or the baseline clips. TFF 0.87's own FedProx subtracts the term.
+  in place of `g`, so that the term is inside the norm that NAR or the baseline clips. TFF 0.87's
+  own FedProx subtracts the term.
 
   Args:
     model_fn: As in `build_fed_avg`.
-    proximal_strength: A nonnegative float; at 0 this is `build_fed_avg` to the bit. The paper's released code has 0.001.
+    proximal_strength: A nonnegative float; at 0 this is `build_fed_avg` to the bit. The paper's
+      released code has 0.001.
     **fed_avg_arguments: The other arguments of `build_fed_avg`.
 
   Raises:

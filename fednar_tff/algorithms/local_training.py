@@ -1,8 +1,8 @@
 """The one loop of local training: every algorithm of this package runs it on every client.
 
-An algorithm changes the gradient, or nothing at all. A client's data comes in one of two forms: a dataset of
-batches, or *packed*, which is faster: a dataset with one element that holds the arrays and, for each step, the
-rows of its batch (see `packed_spec`).
+An algorithm changes the gradient, or nothing at all. A client's data comes in one of two forms: a
+dataset of batches, or *packed*, which is faster: a dataset with one element that holds the arrays
+and, for each step, the rows of its batch (see `packed_spec`).
 """
 
 import collections
@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import optimizers
+from fednar_tff.algorithms import structures
 
 
 class PackedLoop(enum.Enum):
@@ -29,8 +30,8 @@ ModelFn = Union[
   Callable[[], tff.learning.models.VariableModel], tff.learning.models.FunctionalModel
 ]
 Leaves = Sequence[Optional[tf.Tensor]]
-# Takes the leaves of the gradient, of the weights and of the server's weights, and returns those of a new gradient. A
-# leaf of the gradient that is None has to stay None.
+# Takes the leaves of the gradient, of the weights and of the server's weights, and returns those of
+# a new gradient. A leaf of the gradient that is None has to stay None.
 CorrectionFn = Callable[[Leaves, Leaves, Leaves], Leaves]
 
 
@@ -40,7 +41,8 @@ class LocalResult(NamedTuple):
   Attributes:
     update: The initial weights minus the final ones; zeros if they are not finite.
     update_weight: The client's weight in a mean; zero if the update is not finite.
-    metrics: The unfinalized metrics, those of `metric_finalizers`; of a client whose update is not finite only that it is one.
+    metrics: The unfinalized metrics, those of `metric_finalizers`; of a client whose update is not
+      finite only that it is one.
     num_steps: The number of steps taken.
     is_finite: Whether the update is finite.
   """
@@ -55,9 +57,10 @@ class LocalResult(NamedTuple):
 def packed_spec(input_spec: Any) -> collections.OrderedDict[str, Any]:
   """Returns the type of a packed client's single element, `OrderedDict(data=..., index=...)`.
 
-  `index` is an integer matrix with one row for each step. In `data`, a leaf of `input_spec` whose first dimension is None holds all
-  examples, of which step `k` takes the rows `index[k]`, leaving out those that are -1 (a last batch may be short); any other leaf
-  is stacked over the steps, and step `k` takes row `k`.
+  `index` is an integer matrix with one row for each step. In `data`, a leaf of `input_spec` whose
+  first dimension is None holds all examples, of which step `k` takes the rows `index[k]`, leaving
+  out those that are -1 (a last batch may be short); any other leaf is stacked over the steps, and
+  step `k` takes row `k`.
 
   Args:
     input_spec: The `input_spec` of a model: a structure of `tf.TensorSpec`.
@@ -112,7 +115,7 @@ def _run_loop(
 
 
 class _VariableModel:
-  """Trains a `VariableModel`: weights and metrics are its variables, and the loop carries nothing."""
+  """Trains a `VariableModel`: weights and metrics are variables, the loop carries nothing."""
 
   def __init__(self, model_fn: Callable[[], tff.learning.models.VariableModel]):
     self._model = model_fn()
@@ -191,14 +194,10 @@ class _FunctionalModel:
     )
 
 
-def _all_finite(leaves: Leaves) -> tf.Tensor:
-  return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in leaves])
-
-
 def _clipping_metrics(
   optimizer_state: Any, num_steps: tf.Tensor, is_finite: tf.Tensor
 ) -> collections.OrderedDict[str, Any]:
-  """Returns the unfinalized metrics that this package adds; zero for an optimizer that counts no clipping."""
+  """Returns the unfinalized metrics that this package adds to those of the model."""
   statistics = optimizers.get_clipping_statistics(optimizer_state)
   if statistics is None:
     clipped_steps, sum_clipped_norms = tf.zeros([], tf.int64), tf.zeros([])
@@ -230,7 +229,8 @@ def metric_finalizers(
 ) -> Any:
   """Returns the finalizers of the model's metrics and of those that local training adds.
 
-  They are in one structure so that whatever aggregates a model's metrics (securely, for example) aggregates all of them.
+  They are in one structure so that whatever aggregates a model's metrics (securely, for example)
+  aggregates all of them.
   """
   if isinstance(model, tff.learning.models.VariableModel):
     return collections.OrderedDict(**model.metric_finalizers(), **_CLIPPING_FINALIZERS)
@@ -300,7 +300,7 @@ def train(
     carry, optimizer_state, num_steps, num_examples = state
 
     update = [x - y for x, y in zip(initial, model.trainable(carry))]
-    is_finite = _all_finite(update)
+    is_finite = structures.all_finite(update)
     # Zeros in place of the update, too: zero times NaN is NaN.
     update = [tf.where(is_finite, x, tf.zeros_like(x)) for x in update]
     if client_weighting is tff.learning.ClientWeighting.UNIFORM:

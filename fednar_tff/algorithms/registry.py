@@ -21,7 +21,8 @@ ALGORITHMS = tuple(_BUILDERS)
 _UNIFORM = tff.learning.ClientWeighting.UNIFORM
 _NUM_EXAMPLES = tff.learning.ClientWeighting.NUM_EXAMPLES
 
-# FedProx's strength and FedAdam's numbers are not in the paper: both presets have those of the released code.
+# FedProx's strength and FedAdam's numbers are not in the paper: both presets have those of the
+# released code.
 _PRESETS = {
   'paper': {
     'fed_avg': {'client_weighting': _UNIFORM},
@@ -63,7 +64,7 @@ def get_builder(name: str) -> Callable[..., Any]:
 
 
 def get_preset(preset: str, name: str) -> dict[str, Any]:
-  """Returns the arguments of an algorithm's builder in which the paper's text and its released code may differ.
+  """Returns those arguments of a builder in which the paper and its released code may differ.
 
   The first round's learning rate differs, too: see `first_round_decays` of `exponential_decay`.
 

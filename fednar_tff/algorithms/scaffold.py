@@ -1,7 +1,8 @@
 """SCAFFOLD: control variates correct each local gradient for the client's drift.
 
 SCAFFOLD: Stochastic Controlled Averaging for Federated Learning
-    Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank Reddi, Sebastian Stich, Ananda Theertha Suresh. ICML 2020.
+    Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank Reddi, Sebastian Stich,
+    Ananda Theertha Suresh. ICML 2020.
     https://arxiv.org/abs/1910.06378, Algorithm 1 with option II.
 """
 
@@ -12,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import client_work, local_training, server_step
+from fednar_tff.algorithms import client_work, local_training, server_step, structures
 
 _LEARNING_RATE_KEY = tff.learning.optimizers.LEARNING_RATE_KEY
 
@@ -52,7 +53,7 @@ class ScaffoldOutput(NamedTuple):
 
 
 class ScaffoldProcess(tff.templates.IterativeProcess):
-  """SCAFFOLD, see `build_scaffold`: a learning process whose clients carry a state that the caller keeps."""
+  """A learning process whose clients carry a state, see `build_scaffold`."""
 
   def __init__(
     self, initialize_fn, next_fn, get_model_weights, set_model_weights, get_hparams, set_hparams
@@ -64,7 +65,7 @@ class ScaffoldProcess(tff.templates.IterativeProcess):
     self._set_hparams = set_hparams
 
   def initial_client_state(self) -> Any:
-    """Returns the state of a client that was never seen: a control variate of zeros, as NumPy arrays."""
+    """Returns the state of a client that was never seen: NumPy zeros as its control variate."""
     client_state_type = self.next.type_signature.parameter[1].member
     return tf.nest.map_structure(
       lambda s: np.zeros(s.shape, s.dtype.as_numpy_dtype),
@@ -78,7 +79,7 @@ class ScaffoldProcess(tff.templates.IterativeProcess):
 
   @property
   def set_model_weights(self) -> tff.Computation:
-    """A computation that takes the server's state and model weights and returns a state with these."""
+    """A computation that takes the server's state and weights and returns a state with these."""
     return self._set_model_weights
 
   @property
@@ -104,17 +105,19 @@ def build_scaffold(
 ) -> ScaffoldProcess:
   """Returns SCAFFOLD: FedAvg whose clients step along `g + c - c_i`.
 
-  With server weights `x`, control variates `c` of the server and `c_i` of the clients (0 at first), learning rate `l` of
-  the round, a client's weights `y_i` after its `K_i` local steps, and `N` (`num_clients`), a round adds to FedAvg
+  With server weights `x`, control variates `c` of the server and `c_i` of the clients (0 at first),
+  learning rate `l` of the round, a client's weights `y_i` after its `K_i` local steps, and `N`
+  (`num_clients`), a round adds to FedAvg
 
   ```
-  g <- g + c - c_i                                   in each local step, inside the norm that is clipped
-  c_i' = c_i - c + (x - y_i) / (K_i l)               for the clients of the round
+  g <- g + c - c_i                         in each local step, inside the norm that is clipped
+  c_i' = c_i - c + (x - y_i) / (K_i l)     for the clients of the round
   c <- c + sum_i (c_i' - c_i) / N
   ```
 
-  so that `c` is the mean of the control variates of all `N` clients. That sum is not weighted, whatever `client_weighting` is. A
-  client whose update is not finite, or that took no step, keeps its `c_i`.
+  so that `c` is the mean of the control variates of all `N` clients. That sum is not weighted,
+  whatever `client_weighting` is. A client whose update is not finite, or that took no step, keeps
+  its `c_i`.
 
   The clients' states enter and leave `next`; the caller keeps them:
 
@@ -133,17 +136,20 @@ def build_scaffold(
     server_optimizer_fn: As in `build_fed_avg`.
     client_weighting: As in `build_fed_avg`.
     model_aggregator: As in `build_fed_avg`.
-    control_aggregator: A factory that sums `c_i' - c_i`; None means a plain sum. These tell as much as the updates: where those are
-      aggregated privately or securely, pass a factory that does the same here.
+    control_aggregator: A factory that sums `c_i' - c_i`; None means a plain sum. These tell as much
+      as the updates: where those are aggregated privately or securely, pass a factory that does the
+      same here.
     **fed_avg_arguments: The other arguments of `build_fed_avg`.
 
   Returns:
-    A process with `initialize()`, `next(state, client_states, client_data)`, `initial_client_state()`, and `get_model_weights`,
-    `set_model_weights`, `get_hparams`, `set_hparams` as a `tff.learning.templates.LearningProcess` has them.
+    A process with `initialize()`, `next(state, client_states, client_data)`,
+    `initial_client_state()`, and `get_model_weights`, `set_model_weights`, `get_hparams`,
+    `set_hparams` as a `tff.learning.templates.LearningProcess` has them.
 
   Raises:
     TypeError: If an aggregator is of the wrong type.
-    ValueError: If `num_clients` is not positive, or the client optimizer has no hparam `learning_rate`.
+    ValueError: If `num_clients` is not positive, or the client optimizer has no hparam
+      `learning_rate`.
   """
   if not isinstance(num_clients, (int, np.integer)) or num_clients < 1:
     raise ValueError(f'`num_clients` must be a positive integer, found {num_clients!r}.')
@@ -152,10 +158,10 @@ def build_scaffold(
   )
   schedule = client_side.schedule
   hparams_type = schedule.get_hparams.type_signature.result
-  if _LEARNING_RATE_KEY not in dir(hparams_type):
+  if _LEARNING_RATE_KEY not in tff.structure.name_list(hparams_type):
     raise ValueError(
       f'SCAFFOLD needs a client optimizer with the hparam `{_LEARNING_RATE_KEY}`, '
-      f'found one with {sorted(dir(hparams_type))}.'
+      f'found one with {tff.structure.name_list(hparams_type)}.'
     )
   weights_type = client_side.weights_type
   control_type = weights_type.trainable
@@ -167,15 +173,14 @@ def build_scaffold(
     control_aggregator = tff.aggregators.SumFactory()
   if not isinstance(control_aggregator, tff.aggregators.UnweightedAggregationFactory):
     raise TypeError(
-      f'`control_aggregator` must be an unweighted factory of `tff.aggregators`, found {control_aggregator!r}.'
+      '`control_aggregator` must be an unweighted factory of `tff.aggregators`, '
+      f'found {control_aggregator!r}.'
     )
   control_sum = control_aggregator.create(control_type)
 
   @tff.tensorflow.computation
   def initial_control():
-    return tf.nest.map_structure(
-      lambda s: tf.zeros(s.shape, s.dtype), tff.types.type_to_tf_tensor_specs(control_type)
-    )
+    return structures.zeros(control_type)
 
   @tff.tensorflow.computation(
     hparams_type, weights_type, control_type, control_type, client_side.data_type

@@ -1,6 +1,7 @@
 """Schedules over rounds: the learning rate and weight decay of every client in a round.
 
-A schedule is any function from the round, an integer tensor that starts at 0, to a float, written in TensorFlow.
+A schedule is any function from the round, an integer tensor that starts at 0, to a float, written
+in TensorFlow.
 """
 
 import collections
@@ -29,7 +30,8 @@ def exponential_decay(
   Args:
     initial_value: A nonnegative float, the value of round 0.
     decay_rate: A positive float; 1 gives a constant.
-    first_round_decays: Whether round 0 is decayed already, as in the paper's released code: `t + 1` in place of `t`.
+    first_round_decays: Whether round 0 is decayed already, as in the paper's released code: `t + 1`
+      in place of `t`.
 
   Raises:
     ValueError: If a number is out of range.
@@ -69,7 +71,7 @@ def build_hparams_schedule(
   learning_rate_fn: Optional[ScheduleFn],
   weight_decay_fn: Optional[ScheduleFn],
 ) -> HparamsSchedule:
-  """Returns the schedule of an optimizer's hparams; a function that is None leaves its hparam as it is.
+  """Returns the schedule of an optimizer's hparams; None leaves a hparam as it is.
 
   Raises:
     TypeError: If a schedule is not a function.
@@ -82,7 +84,7 @@ def build_hparams_schedule(
     return optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([], tf.float32)))
 
   hparams_type = initial_hparams.type_signature.result
-  dtypes = {k: hparams_type[k].dtype for k in dir(hparams_type)}
+  known = tff.structure.name_list(hparams_type)
   schedules = {
     k: f
     for k, f in ((_LEARNING_RATE_KEY, learning_rate_fn), (_WEIGHT_DECAY_KEY, weight_decay_fn))
@@ -91,9 +93,9 @@ def build_hparams_schedule(
   for name, schedule_fn in schedules.items():
     if not callable(schedule_fn):
       raise TypeError(f'`{name}_fn` must be a function of the round, found {schedule_fn!r}.')
-    if name not in dtypes:
+    if name not in known:
       raise ValueError(
-        f'`{name}_fn` needs a client optimizer with the hparam `{name}`, found one with {sorted(dtypes)}.'
+        f'`{name}_fn` needs a client optimizer with the hparam `{name}`, found one with {known}.'
       )
 
   @tff.tensorflow.computation
@@ -106,7 +108,7 @@ def build_hparams_schedule(
   def advance(state):
     hparams = collections.OrderedDict(state['hparams'])
     for name, schedule_fn in schedules.items():
-      hparams[name] = tf.cast(schedule_fn(state['round_num']), dtypes[name])
+      hparams[name] = tf.cast(schedule_fn(state['round_num']), hparams[name].dtype)
     return collections.OrderedDict(round_num=state['round_num'] + 1, hparams=hparams)
 
   @tff.tensorflow.computation(state_type)

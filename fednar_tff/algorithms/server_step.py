@@ -9,16 +9,15 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from fednar_tff.algorithms import structures
+from fednar_tff.optimizers import tree_math
+
 ModelAggregator = Union[
   tff.aggregators.WeightedAggregationFactory, tff.aggregators.UnweightedAggregationFactory
 ]
-# Takes the aggregator's result; returns the update to hand to the server optimizer and the factor that is in it.
+# Takes the aggregator's result; returns the update to hand to the server optimizer and the factor
+# that is in it.
 ExtrapolationFn = Callable[[Any], tuple[Any, tf.Tensor]]
-
-
-def global_norm(structure: Any) -> tf.Tensor:
-  """Returns the Euclidean norm over all leaves of a structure of tensors."""
-  return tf.linalg.global_norm([tf.cast(x, tf.float32) for x in tf.nest.flatten(structure)])
 
 
 def create_aggregator(
@@ -26,7 +25,7 @@ def create_aggregator(
   update_type: tff.Type,
   client_weighting: tff.learning.ClientWeighting,
 ) -> tff.templates.AggregationProcess:
-  """Returns the process that aggregates updates with weights; without any weight, its result is not finite.
+  """Returns the process that aggregates updates; its result is not finite if no client has weight.
 
   An unweighted factory counts a client whose update was not finite as one with an update of zero.
 
@@ -50,7 +49,8 @@ def create_aggregator(
     )
   if client_weighting is not tff.learning.ClientWeighting.UNIFORM:
     raise ValueError(
-      f'`client_weighting` must be UNIFORM if `model_aggregator` is unweighted, found {client_weighting}.'
+      '`client_weighting` must be UNIFORM if `model_aggregator` is unweighted, '
+      f'found {client_weighting}.'
     )
   aggregator = model_aggregator.create(update_type)
   result_type = aggregator.next.type_signature.result.result.member
@@ -67,7 +67,8 @@ def create_aggregator(
   )
   def next_fn(state, update, weight):
     output = aggregator.next(state, update)
-    # A weighted mean of nothing is NaN, by which the server knows; an unweighted one would be zero, or noise.
+    # A weighted mean of nothing is NaN, by which the server knows; an unweighted one would be zero,
+    # or noise.
     result = tff.federated_map(spoil_if_empty, (output.result, tff.federated_sum(weight)))
     return tff.templates.MeasuredProcessOutput(output.state, result, output.measurements)
 
@@ -82,9 +83,10 @@ def build_finalizer(
 ) -> tff.learning.templates.FinalizerProcess:
   """Returns the process in which a server optimizer descends along the mean update.
 
-  If the update or the new weights are not finite, weights and optimizer stay as they were. The measurements are
-  `server_step_size`, the factor in front of the mean update: the optimizer's learning rate (NaN if it has none) times that of
-  `extrapolation_fn`, and 0 if no step was taken; and `model_norm`, the norm of the trainable weights after the step.
+  If the update or the new weights are not finite, weights and optimizer stay as they were. The
+  measurements are `server_step_size`, the factor in front of the mean update: the optimizer's
+  learning rate (NaN if it has none) times that of `extrapolation_fn`, and 0 if no step was taken;
+  and `model_norm`, the norm of the trainable weights after the step.
 
   Args:
     server_optimizer: Takes the step; None means gradient descent with learning rate 1.
@@ -93,13 +95,15 @@ def build_finalizer(
     extrapolation_fn: Makes an update of it; None if it is one.
 
   Raises:
-    TypeError: If `server_optimizer` is not an optimizer, or the aggregator's result does not fit the weights.
+    TypeError: If `server_optimizer` is not an optimizer, or the aggregator's result does not fit
+      the weights.
   """
   if server_optimizer is None:
     server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
   if not isinstance(server_optimizer, tff.learning.optimizers.Optimizer):
     raise TypeError(
-      f'`server_optimizer_fn` must be a `tff.learning.optimizers.Optimizer`, found {server_optimizer!r}.'
+      '`server_optimizer_fn` must be a `tff.learning.optimizers.Optimizer`, '
+      f'found {server_optimizer!r}.'
     )
 
   @tff.tensorflow.computation
@@ -116,9 +120,7 @@ def build_finalizer(
     else:
       update, factor = extrapolation_fn(aggregate)
     new_state, new_weights = server_optimizer.next(state, weights, update)
-    is_finite = tf.reduce_all(
-      [tf.reduce_all(tf.math.is_finite(x)) for x in tf.nest.flatten((update, new_weights))]
-    )
+    is_finite = structures.all_finite((update, new_weights))
     new_state, new_weights = tf.nest.map_structure(
       lambda new, old: tf.where(is_finite, new, old), (new_state, new_weights), (state, weights)
     )
@@ -127,7 +129,7 @@ def build_finalizer(
     )
     measurements = collections.OrderedDict(
       server_step_size=tf.where(is_finite, tf.cast(learning_rate * factor, tf.float32), 0.0),
-      model_norm=global_norm(new_weights),
+      model_norm=tf.cast(tree_math.global_norm(tf.nest.flatten(new_weights)), tf.float32),
     )
     return new_state, new_weights, measurements
 

@@ -1,4 +1,4 @@
-"""A small problem that the tests of the algorithms share: four clients, a model with two leaves, and its NumPy oracle."""
+"""A small problem that the tests share: four clients, a model of two leaves, a NumPy oracle."""
 
 import collections
 import importlib.util
@@ -110,7 +110,7 @@ def reference():
 
 @pytest.fixture(scope='session')
 def run_rounds():
-  """Runs a process, SCAFFOLD or another, and returns its last state, the clients' states and each round's metrics."""
+  """Runs any process; returns its last state, the clients' states and each round's metrics."""
 
   def run(process, participants, datasets_fn, state=None):
     state = process.initialize() if state is None else state

@@ -1,6 +1,7 @@
 """The algorithms of DESIGN.md once more, in float64 NumPy. Imports nothing from the package.
 
-The model is `tanh(x w + b)` with squared loss; weights are lists `[w, b]`, and a client is a list of batches `(x, y)`.
+The model is `tanh(x w + b)` with squared loss; weights are lists `[w, b]`, and a client is a list
+of batches `(x, y)`.
 """
 
 import numpy as np

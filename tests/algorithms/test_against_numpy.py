@@ -1,4 +1,4 @@
-"""Every algorithm, with NAR and with the baseline, against float64 NumPy: the acceptance of the room."""
+"""Every algorithm, with NAR and with the baseline, against float64 NumPy."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def check(
   loop=algorithms.PACKED,
   model=None,
 ):
-  """Compares weights and metrics after every round, and returns the reference's metrics of all rounds."""
+  """Compares weights and metrics after each round; returns the reference's metrics."""
   builder, arguments, ref_name, ref_options = CASES[name]
   process = algorithms.get_builder(builder)(
     model or problem.functional_model(),

@@ -151,17 +151,18 @@ def dp_factory(norm):
   )
 
 
-@pytest.mark.parametrize('weight_decay', [0.0, 0.3, 50.0])
-@pytest.mark.parametrize('max_norm', [1e-3, 0.6])
+@pytest.mark.parametrize(('weight_decay', 'max_norm'), [(0.0, 0.6), (0.3, 1e-3), (50.0, 0.6)])
 def test_dp_clipping_at_the_bound_changes_no_nar_update(problem, weight_decay, max_norm):
-  # The largest weight decay clips every step of NAR, in nearly the same direction: updates as long as they can be.
+  # The largest weight decay clips every step of NAR, in nearly the same direction: updates as long
+  # as they can be.
   nar = optimizers.build_nar(LR, weight_decay, max_norm)
   bound = algorithms.nar_update_bound(MAX_STEPS, LR, max_norm)
   data = problem.datasets(CLIENTS)
   weights, _ = one_round(build(problem, optimizer=nar, model_aggregator=dp_factory(bound)), data)
   expected, _ = one_round(build(problem, optimizer=nar), data)
   for a, b, initial in zip(weights, expected, problem.initial):
-    # As updates, whose size is that of the bound, and up to float32's rounding of weights of size 1.
+    # As updates, whose size is that of the bound, and up to float32's rounding of weights of size
+    # 1.
     np.testing.assert_allclose(initial - a, initial - b, rtol=1e-5, atol=2e-7)
 
 
@@ -177,7 +178,8 @@ def test_dp_clipping_at_the_bound_changes_updates_of_the_baseline(problem):
 
 
 def test_bound_is_reached(problem):
-  # Otherwise a smaller norm would do, and the tests above would say little: the same gradient in all of three steps.
+  # Otherwise a smaller norm would do, and the tests above would say little: the same gradient in
+  # all of three steps.
   spec = problem.input_spec
 
   @tf.function

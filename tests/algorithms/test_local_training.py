@@ -1,4 +1,4 @@
-"""The loop: its three forms and two kinds of models, what it counts, and clients that are not finite."""
+"""The loop: three forms, two kinds of models, what it counts, clients that are not finite."""
 
 import collections
 
@@ -126,8 +126,9 @@ def test_packed_clients_have_a_seed_for_each_step(problem):
 
 
 def test_counts_clipping_as_by_hand():
-  # The gradient is a batch's target, whatever the weight is. Of the norms 1, 3, 5 of one client and 4, 2 of the other, 3, 5 and 4 are
-  # above the bound 2. So the first client moves by -0.5 (1 + 2 + 2) and the second by -0.5 (-2 + 2).
+  # The gradient is a batch's target, whatever the weight is. Of the norms 1, 3, 5 of one client and
+  # 4, 2 of the other, 3, 5 and 4 are above the bound 2. So the first client moves by -0.5 (1 + 2 +
+  # 2) and the second by -0.5 (-2 + 2).
   model = scalar_model(lambda output, label: tf.reduce_mean(output * label))
   process = build(model, optimizers.build_nar(0.5, 0.0, 2.0))
   (weight,), metrics = one_round(
@@ -190,7 +191,7 @@ def test_client_without_data_takes_no_step(problem):
 
 
 def embedding_model(use_gather):
-  """A model whose gradient is sparse, or the same model with a dense one; its second weight has no gradient at all."""
+  """A model with a sparse or a dense gradient; its second weight has no gradient at all."""
 
   @tf.function
   def predict(weights, x, training):

@@ -1,4 +1,4 @@
-"""What a process offers besides `next`: hparams, weights, schedules, metrics; the registry; errors that help."""
+"""What a process offers besides `next`; the registry; errors that help."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""SCAFFOLD: the server's control variate is the mean of the clients', and it undoes client drift."""
+"""SCAFFOLD: the server's control variate is the mean of the clients'; it undoes their drift."""
 
 import collections
 
