@@ -112,7 +112,9 @@ class ClientStates:
     """Returns the clients that have a stored state."""
     found = set(self._memory or ())
     if self._database is not None:
-      found.update(row[0] for row in self._database.execute('SELECT DISTINCT client_id FROM states'))
+      found.update(
+        row[0] for row in self._database.execute('SELECT DISTINCT client_id FROM states')
+      )
     return sorted(found)
 
   def close(self) -> None:
@@ -122,7 +124,8 @@ class ClientStates:
 
   def _write(self, client_id, state, round_num):
     self._database.execute(
-      'INSERT OR REPLACE INTO states VALUES (?, ?, ?)', [client_id, round_num, self._to_bytes(state)]
+      'INSERT OR REPLACE INTO states VALUES (?, ?, ?)',
+      [client_id, round_num, self._to_bytes(state)],
     )
 
   def _to_bytes(self, state):

@@ -3,7 +3,7 @@
 import collections
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -31,6 +31,15 @@ class Progress(NamedTuple):
   seconds: float
 
 
+class _Latest(NamedTuple):
+  """What the last round left: the server's state and number, and the clients that took part with their states."""
+
+  state: Any
+  round_num: int
+  client_ids: Sequence[str]
+  client_states: Sequence[Any]
+
+
 class Run:
   """An iterator over rounds, made by `run`. Iterate, or call `finish`."""
 
@@ -38,25 +47,23 @@ class Run:
     self._task, self._process, self._evaluate = task, process, evaluate
     self._directory, self._client_states = directory, states
     self._settings = settings
-    self._state, self._round_num = process.initialize(), 0
-    self._saved_round = 0
+    state, round_num = process.initialize(), 0
     if directory is not None:
-      latest = directory.load_latest_checkpoint(self._state)
-      if latest is not None:
-        self._state, self._round_num = latest
-        self._saved_round = self._round_num
+      state, round_num = directory.load_latest_checkpoint(state) or (state, round_num)
+    self._latest = _Latest(state, round_num, (), ())
+    self._saved_round = round_num
     if states is not None:
-      states.restore(self._round_num)
+      states.restore(round_num)
 
   @property
   def round_num(self) -> int:
     """The number of rounds done, by this process or by one that this one resumes."""
-    return self._round_num
+    return self._latest.round_num
 
   @property
   def state(self) -> Any:
     """The server's state after the last round."""
-    return self._state
+    return self._latest.state
 
   @property
   def client_states(self) -> Optional[client_states_lib.ClientStates]:
@@ -66,7 +73,7 @@ class Run:
   @property
   def model_weights(self) -> Any:
     """The model's weights after the last round."""
-    return self._process.get_model_weights(self._state)
+    return self._process.get_model_weights(self.state)
 
   def evaluate(self) -> collections.OrderedDict[str, float]:
     """Returns the model's metrics on the test set."""
@@ -77,12 +84,15 @@ class Run:
 
   def __next__(self) -> Progress:
     settings = self._settings
-    if self._round_num >= settings.total_rounds:
+    if self.round_num >= settings.total_rounds:
       self.close()
       raise StopIteration
     try:
       progress = self._next_round()
-      if progress.round_num % settings.rounds_per_checkpoint == 0 or progress.round_num == settings.total_rounds:
+      if (
+        progress.round_num % settings.rounds_per_checkpoint == 0
+        or progress.round_num == settings.total_rounds
+      ):
         self._save()
       return progress
     except (KeyboardInterrupt, SystemExit):
@@ -95,7 +105,7 @@ class Run:
 
   def _next_round(self):
     start = time.perf_counter()
-    settings, round_index = self._settings, self._round_num
+    settings, round_index = self._settings, self.round_num
     ids = seeds.sample_clients(
       self._task.partition.client_ids,
       settings.clients_per_round,
@@ -103,24 +113,32 @@ class Run:
       settings.seeds.sampling,
     )
     client_data = [self._client_data(client_id, round_index) for client_id in ids]
+    states = ()
     if self._client_states is None:
-      output = self._process.next(self._state, client_data)
+      output = self._process.next(self.state, client_data)
       state, metrics = output.state, output.metrics
     else:
       states = self._client_states.get(ids)
-      state, states, metrics = self._process.next(self._state, states, client_data)
+      state, states, metrics = self._process.next(self.state, states, client_data)
     done = round_index + 1
     metrics = flatten_metrics(metrics)
     evaluated = done % settings.rounds_per_evaluation == 0 or done == settings.total_rounds
-    metrics.update(self._test_metrics(self._process.get_model_weights(state) if evaluated else None))
+    metrics.update(
+      self._test_metrics(self._process.get_model_weights(state) if evaluated else None)
+    )
     seconds = time.perf_counter() - start
     if self._directory is not None:
       self._directory.release(done, metrics, seconds)
-    # From here on the round is done: nothing that can be interrupted stands between these lines.
-    if self._client_states is not None:
-      self._client_states.put(ids, states, done)
-    self._state, self._round_num = state, done
+    # In one assignment: wherever an interruption strikes, server and clients are of the same round.
+    self._latest = _Latest(state, done, ids, states)
+    self._store_client_states()
     return Progress(done, metrics, seconds)
+
+  def _store_client_states(self):
+    """Stores the client states of the last round; doing so again changes nothing."""
+    if self._client_states is not None:
+      latest = self._latest
+      self._client_states.put(latest.client_ids, latest.client_states, latest.round_num)
 
   def _client_data(self, client_id, round_index):
     settings = self._settings
@@ -144,12 +162,13 @@ class Run:
     return {f'test_{k}': v for k, v in values.items()}
 
   def _save(self):
-    if self._directory is None or self._round_num == self._saved_round:
+    if self._directory is None or self.round_num == self._saved_round:
       return
+    self._store_client_states()
     if self._client_states is not None:
-      self._client_states.commit(self._round_num)
-    self._directory.save_checkpoint(self._state, self._round_num)
-    self._saved_round = self._round_num
+      self._client_states.commit(self.round_num)
+    self._directory.save_checkpoint(self.state, self.round_num)
+    self._saved_round = self.round_num
     if self._client_states is not None:
       self._client_states.prune(min(self._directory.checkpoint_versions()))
 
@@ -159,7 +178,11 @@ class Run:
 
     last = None
     bar = tqdm.auto.tqdm(
-      total=self._settings.total_rounds, initial=self._round_num, desc=title, unit='round', disable=None
+      total=self._settings.total_rounds,
+      initial=self.round_num,
+      desc=title,
+      unit='round',
+      disable=None,
     )
     shown = {}
     with bar:
@@ -168,7 +191,9 @@ class Run:
         if metrics.get('test_accuracy') is not None:
           shown['accuracy'] = f'{100 * float(metrics["test_accuracy"]):.1f}%'
         if metrics.get('total_steps'):
-          shown['clipped'] = f'{100 * float(metrics["clipped_steps"] / metrics["total_steps"]):.0f}%'
+          shown['clipped'] = (
+            f'{100 * float(metrics["clipped_steps"] / metrics["total_steps"]):.0f}%'
+          )
         bar.set_postfix(shown, refresh=False)
         bar.update()
     return last
@@ -256,7 +281,9 @@ def run(
   for name in ('total_rounds', 'rounds_per_evaluation', 'rounds_per_checkpoint'):
     if getattr(settings, name) < 1:
       raise ValueError(f'`{name}` must be a positive integer, found {getattr(settings, name)!r}.')
-  seeds.sample_clients(task.partition.client_ids, clients_per_round, 0, 0)  # Complains now rather than later.
+  seeds.sample_clients(
+    task.partition.client_ids, clients_per_round, 0, 0
+  )  # Complains now rather than later.
 
   directory = None if output_dir is None else storage.RunDirectory(pathlib.Path(output_dir))
   states = None
