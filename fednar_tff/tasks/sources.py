@@ -84,7 +84,7 @@ def _load_tfds(name, folder):
       problem = (
         f'unreadable in {path} ({_one_line(first)})'
         if os.path.exists(path)
-        else (f'missing: looked in {path}')
+        else f'missing: looked in {path}'
       )
       raise DataError(
         f'Data set {name} is {problem}, and the download failed ({_one_line(e)}). '
