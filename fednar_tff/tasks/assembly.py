@@ -1,7 +1,7 @@
 """What the built-in tasks share: choosing a partition, a network and their seeds by name."""
 
 import collections
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ def make_partition(
   kind: str,
   labels: np.ndarray,
   num_clients: int,
-  alpha: Optional[float],
+  alpha: float | None,
   *,
   default_alpha: float,
   seed: int,

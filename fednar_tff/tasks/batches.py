@@ -7,7 +7,6 @@ of NumPy (only the raw bit stream is promised to stay).
 
 import hashlib
 import json
-from typing import Optional
 
 import numpy as np
 
@@ -18,8 +17,8 @@ def make_index(
   round_num: int,
   *,
   batch_size: int,
-  local_steps: Optional[int] = None,
-  local_epochs: Optional[int] = None,
+  local_steps: int | None = None,
+  local_epochs: int | None = None,
   seed: int,
 ) -> np.ndarray:
   """Makes the batches of a round, as positions among the client's own examples.

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow_federated as tff
 
@@ -41,15 +41,15 @@ def register_task(name: str, builder: Callable[..., task.Task]) -> None:
 def create_task(
   name: str,
   *,
-  model: Optional[str] = None,
+  model: str | None = None,
   seed: int = 0,
-  data_dir: Optional[str] = None,
-  num_clients: Optional[int] = None,
-  alpha: Optional[float] = None,
-  partition: Optional[str] = None,
-  partition_seed: Optional[int] = None,
-  model_seed: Optional[int] = None,
-  train_client_spec: Optional[tff.simulation.baselines.ClientSpec] = None,
+  data_dir: str | None = None,
+  num_clients: int | None = None,
+  alpha: float | None = None,
+  partition: str | None = None,
+  partition_seed: int | None = None,
+  model_seed: int | None = None,
+  train_client_spec: tff.simulation.baselines.ClientSpec | None = None,
   **options: Any,
 ) -> task.Task:
   """Creates a task by name.

@@ -4,7 +4,7 @@ import functools
 import os
 import pathlib
 import sqlite3
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,7 @@ class DataError(RuntimeError):
   """A data set is missing and cannot be downloaded, or a file of it is damaged."""
 
 
-def load_cifar10(data_dir: Optional[str] = None) -> dict[str, dict[str, tf.Tensor]]:
+def load_cifar10(data_dir: str | None = None) -> dict[str, dict[str, tf.Tensor]]:
   """Reads CIFAR-10 through tfds.
 
   Args:
@@ -33,7 +33,7 @@ def load_cifar10(data_dir: Optional[str] = None) -> dict[str, dict[str, tf.Tenso
   return _load_tfds('cifar10', _folder(data_dir, 'TFDS_DATA_DIR', _TFDS_DEFAULT_DIR))
 
 
-def load_cifar100(data_dir: Optional[str] = None) -> dict[str, dict[str, Any]]:
+def load_cifar100(data_dir: str | None = None) -> dict[str, dict[str, Any]]:
   """Reads TFF's federated CIFAR-100.
 
   Args:
@@ -49,7 +49,7 @@ def load_cifar100(data_dir: Optional[str] = None) -> dict[str, dict[str, Any]]:
   return _load_tff('cifar100', _folder(data_dir, None, _TFF_DEFAULT_DIR))
 
 
-def load_shakespeare(data_dir: Optional[str] = None) -> dict[str, dict[str, np.ndarray]]:
+def load_shakespeare(data_dir: str | None = None) -> dict[str, dict[str, np.ndarray]]:
   """Reads TFF's federated Shakespeare.
 
   Args:

@@ -2,7 +2,7 @@
 
 import collections
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import Any
 
 import attrs
 import numpy as np
@@ -32,7 +32,7 @@ class Task(tff.simulation.baselines.BaselineTask):
 
   name: str
   partition: partition_lib.Partition
-  functional_model_fn: Optional[Callable[[], tff.learning.models.FunctionalModel]]
+  functional_model_fn: Callable[[], tff.learning.models.FunctionalModel] | None
   _arrays: Any = attrs.field(alias='arrays', repr=False)
   _position: dict = attrs.field(init=False, repr=False)
 
@@ -47,8 +47,8 @@ class Task(tff.simulation.baselines.BaselineTask):
     round_num: int,
     *,
     batch_size: int,
-    local_steps: Optional[int] = None,
-    local_epochs: Optional[int] = None,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
     seed: int,
     own_rows_only: bool = False,
   ) -> tf.data.Dataset:
@@ -88,8 +88,8 @@ class Task(tff.simulation.baselines.BaselineTask):
     round_num: int,
     *,
     batch_size: int,
-    local_steps: Optional[int] = None,
-    local_epochs: Optional[int] = None,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
     seed: int,
   ) -> tf.data.Dataset:
     """Returns the same batches as `packed_client`, in the same order, as an ordinary dataset.
@@ -205,8 +205,8 @@ def build_task(
   test,
   partition: partition_lib.Partition,
   model_fn: Callable[[], tff.learning.models.VariableModel],
-  functional_model_fn: Optional[Callable[[], tff.learning.models.FunctionalModel]] = None,
-  train_client_spec: Optional[tff.simulation.baselines.ClientSpec] = None,
+  functional_model_fn: Callable[[], tff.learning.models.FunctionalModel] | None = None,
+  train_client_spec: tff.simulation.baselines.ClientSpec | None = None,
   eval_batch_size: int = 500,
   seed: int = 0,
 ) -> Task:
