@@ -46,8 +46,8 @@ CHANGES = {
   },
   # Small models have small norms, so the bound is scaled with them: at 10 nothing would ever be clipped.
   ('cpu', 'cifar10'): {
-    'model': 'cnn', 'clients_per_round': 5, 'batch_size': 32, 'learning_rate': 0.05, 'max_norm': 1.0, 'total_rounds': 60,
-    'augmentation': 'per_image', 'rounds_per_evaluation': 5, 'rounds_per_checkpoint': 25,
+    'model': 'cnn', 'clients_per_round': 5, 'batch_size': 20, 'learning_rate': 0.05, 'max_norm': 1.0, 'total_rounds': 50,
+    'augmentation': 'per_image', 'rounds_per_evaluation': 10, 'rounds_per_checkpoint': 25,
   },
   ('cpu', 'shakespeare'): {
     'clients_per_round': 5, 'batch_size': 50, 'local_steps': 10, 'max_norm': 1.0, 'total_rounds': 60,
