@@ -2,7 +2,7 @@
 
 import collections
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -35,10 +35,10 @@ def build_client_side(
   model_fn: local_training.ModelFn,
   *,
   client_optimizer_fn: tff.learning.optimizers.Optimizer,
-  learning_rate_fn: Optional[schedules.ScheduleFn] = None,
-  weight_decay_fn: Optional[schedules.ScheduleFn] = None,
+  learning_rate_fn: schedules.ScheduleFn | None = None,
+  weight_decay_fn: schedules.ScheduleFn | None = None,
   client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
-  metrics_aggregator: Optional[tff.learning.metrics.MetricsAggregatorType] = None,
+  metrics_aggregator: tff.learning.metrics.MetricsAggregatorType | None = None,
   loop_implementation: local_training.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
   ),
@@ -131,7 +131,7 @@ def measurements(client_side: ClientSide, metrics: Any, hparams: Any) -> Any:
 
 
 def build_client_work(
-  client_side: ClientSide, correction_fn: Optional[local_training.CorrectionFn] = None
+  client_side: ClientSide, correction_fn: local_training.CorrectionFn | None = None
 ) -> tff.learning.templates.ClientWorkProcess:
   """Returns the client work of an algorithm whose clients carry no state.
 

@@ -9,7 +9,7 @@ Adaptive Federated Optimization
 import collections
 import math
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -109,7 +109,7 @@ def build_reference_adam(
 def build_fed_adam(
   model_fn: local_training.ModelFn,
   *,
-  server_optimizer_fn: Optional[tff.learning.optimizers.Optimizer] = None,
+  server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   server_learning_rate: float = 0.1,
   beta_1: float = 0.9,
   beta_2: float = 0.99,

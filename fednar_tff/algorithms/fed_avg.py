@@ -5,7 +5,7 @@ Communication-Efficient Learning of Deep Networks from Decentralized Data
     AISTATS 2017. https://arxiv.org/abs/1602.05629, Algorithm 1.
 """
 
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow_federated as tff
 
@@ -16,7 +16,7 @@ def compose(
   client_side: client_work.ClientSide,
   aggregator: tff.templates.AggregationProcess,
   finalizer: tff.learning.templates.FinalizerProcess,
-  correction_fn: Optional[local_training.CorrectionFn] = None,
+  correction_fn: local_training.CorrectionFn | None = None,
 ) -> tff.learning.templates.LearningProcess:
   """Returns the learning process of its parts."""
   return tff.learning.templates.compose_learning_process(
@@ -31,10 +31,10 @@ def compose(
 def build_corrected_fed_avg(
   model_fn: local_training.ModelFn,
   *,
-  correction_fn: Optional[local_training.CorrectionFn],
-  server_optimizer_fn: Optional[tff.learning.optimizers.Optimizer] = None,
+  correction_fn: local_training.CorrectionFn | None,
+  server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
-  model_aggregator: Optional[server_step.ModelAggregator] = None,
+  model_aggregator: server_step.ModelAggregator | None = None,
   **client_arguments: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Returns `build_fed_avg` with each local gradient changed by `correction_fn`."""
@@ -56,12 +56,12 @@ def build_fed_avg(
   model_fn: local_training.ModelFn,
   *,
   client_optimizer_fn: tff.learning.optimizers.Optimizer,
-  server_optimizer_fn: Optional[tff.learning.optimizers.Optimizer] = None,
-  learning_rate_fn: Optional[schedules.ScheduleFn] = None,
-  weight_decay_fn: Optional[schedules.ScheduleFn] = None,
+  server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
+  learning_rate_fn: schedules.ScheduleFn | None = None,
+  weight_decay_fn: schedules.ScheduleFn | None = None,
   client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
-  model_aggregator: Optional[server_step.ModelAggregator] = None,
-  metrics_aggregator: Optional[tff.learning.metrics.MetricsAggregatorType] = None,
+  model_aggregator: server_step.ModelAggregator | None = None,
+  metrics_aggregator: tff.learning.metrics.MetricsAggregatorType | None = None,
   loop_implementation: local_training.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
   ),

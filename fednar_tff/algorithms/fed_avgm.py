@@ -5,7 +5,7 @@ Measuring the Effects of Non-Identical Data Distribution for Federated Visual Cl
     https://arxiv.org/abs/1909.06335, Section 4.
 """
 
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow_federated as tff
 
@@ -15,7 +15,7 @@ from fednar_tff.algorithms import fed_avg, local_training
 def build_fed_avgm(
   model_fn: local_training.ModelFn,
   *,
-  server_optimizer_fn: Optional[tff.learning.optimizers.Optimizer] = None,
+  server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   server_learning_rate: float = 1.0,
   server_momentum: float = 0.9,
   **fed_avg_arguments: Any,

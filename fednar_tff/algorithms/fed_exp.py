@@ -7,7 +7,7 @@ FedExP: Speeding Up Federated Averaging via Extrapolation
 
 import collections
 import math
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -162,10 +162,10 @@ def build_fed_exp(
   *,
   epsilon: float = 0.0,
   average_last_two: bool = False,
-  server_optimizer_fn: Optional[tff.learning.optimizers.Optimizer] = None,
+  server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
-  model_aggregator: Optional[server_step.ModelAggregator] = None,
-  squared_norm_aggregator: Optional[tff.aggregators.WeightedAggregationFactory] = None,
+  model_aggregator: server_step.ModelAggregator | None = None,
+  squared_norm_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
   **fed_avg_arguments: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedExP: FedAvg whose server steps `eta_g >= 1` times as far.

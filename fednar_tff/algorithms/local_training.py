@@ -8,7 +8,7 @@ and, for each step, the rows of its batch (see `packed_spec`).
 import collections
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -25,11 +25,9 @@ class PackedLoop(enum.Enum):
 
 PACKED = PackedLoop.PACKED
 
-LoopImplementation = Union[tff.learning.LoopImplementation, PackedLoop]
-ModelFn = Union[
-  Callable[[], tff.learning.models.VariableModel], tff.learning.models.FunctionalModel
-]
-Leaves = Sequence[Optional[tf.Tensor]]
+LoopImplementation = tff.learning.LoopImplementation | PackedLoop
+ModelFn = Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
+Leaves = Sequence[tf.Tensor | None]
 # Takes the leaves of the gradient, of the weights and of the server's weights, and returns those of
 # a new gradient. A leaf of the gradient that is None has to stay None.
 CorrectionFn = Callable[[Leaves, Leaves, Leaves], Leaves]
@@ -225,7 +223,7 @@ _CLIPPING_FINALIZERS = collections.OrderedDict(
 
 
 def metric_finalizers(
-  model: Union[tff.learning.models.VariableModel, tff.learning.models.FunctionalModel],
+  model: tff.learning.models.VariableModel | tff.learning.models.FunctionalModel,
 ) -> Any:
   """Returns the finalizers of the model's metrics and of those that local training adds.
 
@@ -253,7 +251,7 @@ def train(
   *,
   client_weighting: tff.learning.ClientWeighting,
   loop_implementation: LoopImplementation,
-  correction_fn: Optional[CorrectionFn] = None,
+  correction_fn: CorrectionFn | None = None,
 ) -> LocalResult:
   """Trains a model on a client's data; to be called while a TFF computation is traced.
 

@@ -7,7 +7,7 @@ SCAFFOLD: Stochastic Controlled Averaging for Federated Learning
 """
 
 import collections
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -97,10 +97,10 @@ def build_scaffold(
   model_fn: local_training.ModelFn,
   *,
   num_clients: int,
-  server_optimizer_fn: Optional[tff.learning.optimizers.Optimizer] = None,
+  server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
-  model_aggregator: Optional[server_step.ModelAggregator] = None,
-  control_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory] = None,
+  model_aggregator: server_step.ModelAggregator | None = None,
+  control_aggregator: tff.aggregators.UnweightedAggregationFactory | None = None,
   **fed_avg_arguments: Any,
 ) -> ScaffoldProcess:
   """Returns SCAFFOLD: FedAvg whose clients step along `g + c - c_i`.
@@ -198,9 +198,7 @@ def build_scaffold(
     )
     changes = result.is_finite & (distance > 0.0)
     change = [
-      tf.where(
-        changes, u / tf.cast(tf.where(changes, distance, 1.0), u.dtype) - c, tf.zeros_like(c)
-      )
+      tf.where(changes, u / tf.cast(distance, u.dtype) - c, tf.zeros_like(c))
       for u, c in zip(*map(tf.nest.flatten, (result.update, control)))
     ]
     change = tf.nest.pack_sequence_as(client_control, change)

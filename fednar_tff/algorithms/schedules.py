@@ -7,7 +7,7 @@ in TensorFlow.
 import collections
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -68,8 +68,8 @@ class HparamsSchedule(NamedTuple):
 
 def build_hparams_schedule(
   optimizer: tff.learning.optimizers.Optimizer,
-  learning_rate_fn: Optional[ScheduleFn],
-  weight_decay_fn: Optional[ScheduleFn],
+  learning_rate_fn: ScheduleFn | None,
+  weight_decay_fn: ScheduleFn | None,
 ) -> HparamsSchedule:
   """Returns the schedule of an optimizer's hparams; None leaves a hparam as it is.
 

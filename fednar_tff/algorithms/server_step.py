@@ -3,7 +3,7 @@
 import collections
 import math
 from collections.abc import Callable
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,16 +12,16 @@ import tensorflow_federated as tff
 from fednar_tff.algorithms import structures
 from fednar_tff.optimizers import tree_math
 
-ModelAggregator = Union[
-  tff.aggregators.WeightedAggregationFactory, tff.aggregators.UnweightedAggregationFactory
-]
+ModelAggregator = (
+  tff.aggregators.WeightedAggregationFactory | tff.aggregators.UnweightedAggregationFactory
+)
 # Takes the aggregator's result; returns the update to hand to the server optimizer and the factor
 # that is in it.
 ExtrapolationFn = Callable[[Any], tuple[Any, tf.Tensor]]
 
 
 def create_aggregator(
-  model_aggregator: Optional[ModelAggregator],
+  model_aggregator: ModelAggregator | None,
   update_type: tff.Type,
   client_weighting: tff.learning.ClientWeighting,
 ) -> tff.templates.AggregationProcess:
@@ -76,10 +76,10 @@ def create_aggregator(
 
 
 def build_finalizer(
-  server_optimizer: Optional[tff.learning.optimizers.Optimizer],
+  server_optimizer: tff.learning.optimizers.Optimizer | None,
   weights_type: tff.Type,
   aggregate_type: tff.Type,
-  extrapolation_fn: Optional[ExtrapolationFn] = None,
+  extrapolation_fn: ExtrapolationFn | None = None,
 ) -> tff.learning.templates.FinalizerProcess:
   """Returns the process in which a server optimizer descends along the mean update.
 
