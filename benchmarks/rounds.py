@@ -9,6 +9,7 @@ of another; the first round, which compiles, does not count.
 import argparse
 import collections
 import concurrent.futures
+import copy
 import dataclasses
 import importlib.util
 import os
@@ -272,7 +273,6 @@ def _torch(workload, num_rounds):
   loss_fn = nn.CrossEntropyLoss()
 
   def run_client(rows):
-    import copy
 
     local = copy.deepcopy(model)
     optimizer = torch.optim.SGD(local.parameters(), _LEARNING_RATE)
