@@ -23,7 +23,7 @@ def build_fed_dyn(
   num_clients: int,
   regularization_strength: float,
   model_aggregator: server_step.ModelAggregator | None = None,
-  **client_arguments: Any,
+  **arguments: Any,
 ) -> scaffold.ScaffoldProcess:
   """Returns FedDyn: FedAvg whose clients step along `g - h_i + a (y - x)`.
 
@@ -47,7 +47,7 @@ def build_fed_dyn(
     regularization_strength: `a`, a positive float.
     model_aggregator: As in `build_fed_avg`. Nothing else is taken from a client's update, so what
       this makes private stays so.
-    **client_arguments: The other arguments of `build_fed_avg`, but not `server_optimizer_fn` and
+    **arguments: The other arguments of `build_fed_avg`, but not `server_optimizer_fn` and
       `client_weighting`.
 
   Returns:
@@ -61,17 +61,14 @@ def build_fed_dyn(
     raise ValueError(f'`regularization_strength` must be a positive number, found {a!r}.')
   # Its state is SCAFFOLD's, and so is all but the round itself.
   base = scaffold.build_scaffold(
-    model_fn, num_clients=num_clients, model_aggregator=model_aggregator, **client_arguments
+    model_fn, num_clients=num_clients, model_aggregator=model_aggregator, **arguments
   )
   uniform = tff.learning.ClientWeighting.UNIFORM
-  client_side = client_work.build_client_side(
-    model_fn, client_weighting=uniform, **client_arguments
-  )
+  client_side = client_work.build_client_side(model_fn, client_weighting=uniform, **arguments)
   schedule, weights_type = client_side.schedule, client_side.weights_type
-  h_type = weights_type.trainable
+  h_type, hparams_type = weights_type.trainable, schedule.get_hparams.type_signature.result
   aggregator = server_step.create_aggregator(model_aggregator, h_type, uniform)
   finalizer = server_step.build_finalizer(None, weights_type, h_type)
-  hparams_type = schedule.get_hparams.type_signature.result
 
   @tff.tensorflow.computation(hparams_type, weights_type, h_type, client_side.data_type)
   def client_update(hparams, weights, client_h, dataset):
