@@ -59,7 +59,7 @@ SETTINGS = (
   Setting('augmentation', ('per_image', 'per_batch', 'none'), None, 'task', 'Crop and flip: decided per image (the paper) or per batch (its released code).', None, {'task': ('cifar10', 'cifar100')}),
   Setting('pooling', ('global', 'top_left'), None, 'task', "The last pooling of resnet18: over the whole map, or the released code's 3x3 window.", None, {'task': ('cifar10', 'cifar100')}),
   Setting('crop_windows', bool, None, 'task', 'Whether each role is cropped to 2,000 and 400 windows.', None, {'task': ('shakespeare',)}),
-  Setting('dropout', float, None, 'task', 'The share of activations that training drops.', 'fraction', {'task': ('shakespeare', 'digits', 'synthetic')}),
+  Setting('dropout', float, None, 'task', 'The share of activations that training drops.', 'fraction', {'task': ('shakespeare', 'synthetic')}),
   Setting('data_dir', str, None, 'task', "Where the data is, instead of the library's default folder.", None, {'task': ('cifar10', 'cifar100', 'shakespeare')}, changes_results=False),
   # What happens in a round.
   Setting('algorithm', ALGORITHMS, 'fed_avg', 'algorithm', 'The federated algorithm.'),

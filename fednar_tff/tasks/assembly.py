@@ -43,6 +43,12 @@ def make_partition(
   return builder(labels, num_clients, default_alpha if alpha is None else alpha, seed=seed)
 
 
+def check_dropout(dropout: float) -> None:
+  """Raises a `ValueError` if a share of dropped values is out of range."""
+  if not 0 <= dropout < 1:
+    raise ValueError(f'dropout must be at least 0 and less than 1, found {dropout}.')
+
+
 def assemble(
   name: str,
   *,

@@ -229,22 +229,30 @@ def conv(param, x, filters, size, name, *, stride=1, padding='SAME', use_bias=Tr
   return x
 
 
-def build_mlp(num_classes: int, hidden: tuple[int, ...] = (128,)) -> Callable[..., tf.Tensor]:
+def build_mlp(
+  num_classes: int, hidden: tuple[int, ...] = (128,), dropout_rate: float = 0.0
+) -> Callable[..., tf.Tensor]:
   """Builds a multilayer perceptron on flattened inputs.
 
   Args:
     num_classes: The number of classes.
     hidden: The widths of the hidden layers.
+    dropout_rate: The share of hidden values dropped in training. If it is positive, the network's input is
+      `x = {'features': ..., 'seed': int32 [2]}`, and dropout draws from the seed.
 
   Returns:
     A network.
   """
 
   def mlp(param, x, training):
-    del training  # Unused.
+    seed = None
+    if dropout_rate:
+      x, seed = x['features'], x['seed']
     x = tf.reshape(x, [-1, x.shape[1:].num_elements()])
     for i, width in enumerate(hidden):
       x = tf.nn.relu(dense(param, x, width, f'hidden{i}'))
+      if dropout_rate and training:
+        x = dropout(x, dropout_rate, seed + [i, 0])
     return dense(param, x, num_classes, 'logits')
 
   return mlp

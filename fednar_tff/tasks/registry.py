@@ -70,7 +70,7 @@ def create_task(
     train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`, for stock pipelines.
     **options: Switches of single tasks and models: `augmentation` ('per_image', 'per_batch' or
       'none') and `pooling` ('global' or 'top_left', of resnet18) for CIFAR, `crop_windows` and
-      `dropout` for Shakespeare, and whatever a registered task takes.
+      `dropout` for Shakespeare and synthetic, and whatever a registered task takes.
 
   Returns:
     A `Task`, which is a `tff.simulation.baselines.BaselineTask`.

@@ -41,8 +41,7 @@ def build_shakespeare(
   builder = assembly.choose(
     'model of task shakespeare', model, {'transformer': models.build_transformer}
   )
-  if not 0 <= dropout < 1:
-    raise ValueError(f'dropout must be at least 0 and less than 1, found {dropout}.')
+  assembly.check_dropout(dropout)
   codes = {
     split: _codes_by_role(examples)
     for split, examples in sources.load_shakespeare(data_dir).items()

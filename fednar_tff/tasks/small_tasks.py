@@ -58,22 +58,30 @@ def build_synthetic(
   partition_seed=0,
   model_seed=0,
   train_client_spec=None,
+  dropout=0.0,
 ):
   """Builds the synthetic task: four clouds of points in eight dimensions; alpha is 1.0 by default."""
+  assembly.check_dropout(dropout)
   network = assembly.choose('model of task synthetic', model, {'mlp': models.build_mlp})
   generator = np.random.RandomState(0)
   centers = generator.normal(size=[_SYNTHETIC_CLASSES, _SYNTHETIC_FEATURES])
   y = np.arange(_SYNTHETIC_TRAIN + _SYNTHETIC_TEST, dtype=np.int32) % _SYNTHETIC_CLASSES
   x = (centers[y] + generator.normal(size=[len(y), _SYNTHETIC_FEATURES])).astype(np.float32)
+
+  def examples(rows):
+    features = collections.OrderedDict(features=x[rows]) if dropout else x[rows]
+    return collections.OrderedDict(x=features, y=y[rows])
+
   return assembly.assemble(
     'synthetic',
-    train=collections.OrderedDict(x=x[:_SYNTHETIC_TRAIN], y=y[:_SYNTHETIC_TRAIN]),
-    test=collections.OrderedDict(x=x[_SYNTHETIC_TRAIN:], y=y[_SYNTHETIC_TRAIN:]),
+    train=examples(slice(_SYNTHETIC_TRAIN)),
+    test=examples(slice(_SYNTHETIC_TRAIN, None)),
     partition=assembly.make_partition(
       partition, y[:_SYNTHETIC_TRAIN], num_clients, alpha, default_alpha=1.0, seed=partition_seed
     ),
-    network=network(_SYNTHETIC_CLASSES, hidden=(16,)),
+    network=network(_SYNTHETIC_CLASSES, hidden=(16,), dropout_rate=dropout),
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    needs_seed=bool(dropout),
   )

@@ -201,3 +201,19 @@ def test_stock_tff_pipeline_trains_the_task():
   guesses = (np.maximum(batch['x'] @ k0 + b0, 0) @ k1 + b1).argmax(axis=1)
   np.testing.assert_allclose(accuracy, np.mean(guesses == batch['y']), rtol=1e-6)
   assert accuracy > 0.7
+
+
+def test_dropout_of_the_synthetic_task_draws_from_the_seed_of_the_step():
+  dropped, plain = tasks.create_task('synthetic', dropout=0.5), tasks.create_task('synthetic')
+  model, plain_model = dropped.functional_model_fn(), plain.functional_model_fn()
+  x = next(iter(dropped.client_batches('client_0', 0, batch_size=8, local_steps=1, seed=1)))['x']
+  other = {**x, 'seed': x['seed'] + 1}
+
+  def predict(x, training):
+    return np.asarray(model.predict_on_batch(model.initial_weights, x, training=training))
+
+  np.testing.assert_array_equal(predict(x, True), predict(x, True))
+  assert np.any(predict(x, True) != predict(other, True))
+  np.testing.assert_array_equal(predict(x, False), predict(other, False))
+  expected = plain_model.predict_on_batch(model.initial_weights, x['features'], training=False)
+  np.testing.assert_array_equal(predict(x, False), expected)
