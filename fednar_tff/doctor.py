@@ -45,6 +45,8 @@ def run_round(weight, data):
   return tff.federated_mean(
       tff.federated_map(train, tff.federated_zip((tff.federated_broadcast(weight), data))))
 
+# TFF's own context, which this replaces, would print an error of its own when the program fails.
+runtime.set_native_context()
 name = sys.argv[1]
 if name == 'remote':
   workers = [worker_process.WorkerProcess() for _ in range(2)]
