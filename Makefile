@@ -3,7 +3,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest
 
-.PHONY: help setup demo test test-slow bench lint lock clean
+.PHONY: help setup demo test test-slow bench doctor docs dist bazel lint lock clean
 
 help:  ## List the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,18 @@ test-slow: $(READY)  ## Run the checks that are too long for `make test`, or nee
 
 bench: $(READY)  ## Measure speed: ratios against named opponents in the same run.
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.optimizer_step
+	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.rounds
+	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.input
+
+doctor: $(READY)  ## Say what works on this machine: versions, devices, a round on each runtime.
+	@$(PY) -m fednar_tff.doctor
+
+docs: $(READY)  ## Build the API reference into docs/_build.
+	@TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/pdoc --docformat google --output-directory docs/_build fednar_tff
+	@echo 'docs/_build/index.html'
+
+dist: $(READY)  ## Build wheel and sdist, and try both in empty environments.
+	@tools/dist_smoke_test.sh
 
 lint: $(READY)  ## Check style and formatting.
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .

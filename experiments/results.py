@@ -7,7 +7,7 @@ import math
 import pathlib
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 STATISTICS = ('final', 'best', 'last10')
 # Settings that may differ between the seeds of one cell.
@@ -38,7 +38,7 @@ class Run:
     found = [(int(row['round_num']), row[name]) for row in self.rows if name in row]
     return [r for r, _ in found], [v for _, v in found]
 
-  def accuracy(self, statistic: str = 'final') -> Optional[float]:
+  def accuracy(self, statistic: str = 'final') -> float | None:
     """Returns the test accuracy: of the last evaluation, the best, or the mean of the last ten. None if there is none."""
     _, values = self.series('test_accuracy')
     if not values:
@@ -103,7 +103,7 @@ class Spread:
     return float(stats.t.ppf(0.975, self.count - 1)) * self.deviation / math.sqrt(self.count)
 
 
-def spread(values: Sequence[float]) -> Optional[Spread]:
+def spread(values: Sequence[float]) -> Spread | None:
   """Returns mean and deviation, or None of nothing."""
   if not values:
     return None
@@ -111,9 +111,7 @@ def spread(values: Sequence[float]) -> Optional[Spread]:
   return Spread(statistics.mean(values), deviation, len(values))
 
 
-def paired_difference(
-  baseline: Iterable[Run], nar: Iterable[Run], statistic: str
-) -> Optional[Spread]:
+def paired_difference(baseline: Iterable[Run], nar: Iterable[Run], statistic: str) -> Spread | None:
   """Returns the spread of NAR minus baseline over the seeds that both have."""
   by_seed = {run.settings['seed']: run.accuracy(statistic) for run in baseline}
   differences = [

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 from absl import flags
 
@@ -44,7 +44,7 @@ class Setting:
   default: Any
   group: str
   help: str
-  range: Optional[str] = None
+  range: str | None = None
   only_for: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
   changes_results: bool = True
 

@@ -152,7 +152,10 @@ def format_table(header, rows, style):
     csv.writer(buffer, lineterminator='\n').writerows([header, *rows])
     return buffer.getvalue()
   if style == 'latex':
-    escape = lambda text: text.replace('%', r'\%').replace('+-', r'$\pm$')  # noqa: E731
+
+    def escape(text):
+      return text.replace('%', r'\%').replace('+-', r'$\pm$')
+
     lines = [' & '.join(map(escape, row)) + r' \\' for row in rows]
     head = ' & '.join(map(escape, header)) + r' \\'
     return '\n'.join(

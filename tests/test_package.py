@@ -64,7 +64,9 @@ def build_targets():
 
 
 def test_every_module_is_in_exactly_one_build_target():
-  count = collections.Counter(source for sources, _ in build_targets().values() for source in sources)
+  count = collections.Counter(
+    source for sources, _ in build_targets().values() for source in sources
+  )
   assert count == collections.Counter(MODULES)
 
 
@@ -81,7 +83,11 @@ def test_rooms_import_only_what_the_design_allows():
     if path.parts[0] != 'fednar_tff' or len(path.parts) < 3:
       continue
     room = path.parts[1]
-    rooms = {f.parts[1] for f in map(module_file, imports_of(path)) if f and f.parts[0] == 'fednar_tff' and len(f.parts) > 2}
+    rooms = {
+      f.parts[1]
+      for f in map(module_file, imports_of(path))
+      if f and f.parts[0] == 'fednar_tff' and len(f.parts) > 2
+    }
     assert rooms <= MAY_IMPORT[room] | {room}, path
 
 
@@ -94,7 +100,9 @@ def test_the_package_never_reads_a_flag():
 def test_only_public_tff_is_used():
   for path in MODULES:
     if path.parts[0] in ('fednar_tff', 'experiments'):
-      assert not any(name.startswith('tensorflow_federated.python') for name in imports_of(path)), path
+      assert not any(name.startswith('tensorflow_federated.python') for name in imports_of(path)), (
+        path
+      )
 
 
 def test_lock_files_are_pinned_hashed_and_name_no_index():
@@ -104,7 +112,10 @@ def test_lock_files_are_pinned_hashed_and_name_no_index():
     entries = lock.read_text().replace('\\\n', ' ').splitlines()
     assert entries
     for entry in entries:
-      assert re.match(r'^[\w.\[\]-]+==\S+(\s+--hash=sha256:[0-9a-f]{64})+\s*$', entry), (lock.name, entry[:80])
+      assert re.match(r'^[\w.\[\]-]+==\S+(\s+--hash=sha256:[0-9a-f]{64})+\s*$', entry), (
+        lock.name,
+        entry[:80],
+      )
 
 
 def test_the_same_tff_is_named_everywhere():
@@ -116,9 +127,13 @@ def test_the_same_tff_is_named_everywhere():
 
 def test_import_without_tff_says_which_command_installs_it():
   code = "import sys; sys.modules['tensorflow_federated'] = None; import fednar_tff"
-  result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=False)
+  result = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=False
+  )
   assert result.returncode == 1
-  assert result.stderr.splitlines()[-1].strip() == 'pip install --no-deps tensorflow-federated==0.87.0'
+  assert (
+    result.stderr.splitlines()[-1].strip() == 'pip install --no-deps tensorflow-federated==0.87.0'
+  )
   assert 'ImportError: fednar_tff needs TensorFlow Federated' in result.stderr
 
 
@@ -135,7 +150,10 @@ def test_setup_without_a_suitable_python_says_so_in_one_line(tmp_path):
   )
   assert result.returncode == 1
   assert len(result.stderr.splitlines()) == 1
-  assert 'needs Python 3.10 or 3.11' in result.stderr and 'looked for: python2.7-not-here' in result.stderr
+  assert (
+    'needs Python 3.10 or 3.11' in result.stderr
+    and 'looked for: python2.7-not-here' in result.stderr
+  )
   assert not (tmp_path / '.venv').exists()
 
 

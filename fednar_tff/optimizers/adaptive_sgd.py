@@ -8,7 +8,7 @@ FedNAR: Federated Optimization with Normalized Annealing Regularization
 import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,7 @@ LEARNING_RATE_KEY = tff.learning.optimizers.LEARNING_RATE_KEY
 WEIGHT_DECAY_KEY = 'weight_decay'
 MAX_NORM_KEY = 'max_norm'
 
-Float = Union[float, tf.Tensor, np.number]
+Float = float | tf.Tensor | np.number
 State = collections.OrderedDict[str, Any]
 Leaves = Sequence[tf.Tensor]
 
@@ -54,7 +54,7 @@ class Rates(NamedTuple):
   mu: Any
   norm: Any = 0.0
   clipped: Any = False
-  update: Optional[Leaves] = None
+  update: Leaves | None = None
 
 
 def check_hparam(name: str, value: Float, *, positive: bool = False, finite: bool = True) -> None:
@@ -111,7 +111,7 @@ def updated_statistics(state: Mapping[str, Any], norm: Any, clipped: Any) -> Sta
   )
 
 
-def get_clipping_statistics(state: Any) -> Optional[ClippingStatistics]:
+def get_clipping_statistics(state: Any) -> ClippingStatistics | None:
   """Returns what the state of an optimizer of this package has counted, or None for another optimizer's state."""
   if not isinstance(state, Mapping) or any(k not in state for k in ClippingStatistics._fields):
     return None
@@ -190,7 +190,7 @@ class _AdaptiveSGD(tff.learning.optimizers.Optimizer):
 
 
 def build_adaptive_sgd(
-  rates_fn: Callable[[Leaves, Leaves, tf.Tensor, tf.Tensor], Union[Rates, tuple[Any, Any]]],
+  rates_fn: Callable[[Leaves, Leaves, tf.Tensor, tf.Tensor], Rates | tuple[Any, Any]],
   learning_rate: Float,
   weight_decay: Float,
 ) -> tff.learning.optimizers.Optimizer:

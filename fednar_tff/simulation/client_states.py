@@ -3,7 +3,7 @@
 import pathlib
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +26,7 @@ class ClientStates:
   def __init__(
     self,
     initial_state: Any,
-    path: Optional[Union[str, pathlib.Path]] = None,
+    path: str | pathlib.Path | None = None,
     *,
     keep_in_memory: bool = True,
   ):

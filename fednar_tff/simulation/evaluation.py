@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff

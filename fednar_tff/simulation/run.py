@@ -4,7 +4,7 @@ import collections
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class Run:
     return self._latest.state
 
   @property
-  def client_states(self) -> Optional[client_states_lib.ClientStates]:
+  def client_states(self) -> client_states_lib.ClientStates | None:
     """The states of the clients, of an algorithm whose clients carry any."""
     return self._client_states
 
@@ -172,7 +172,7 @@ class Run:
     if self._client_states is not None:
       self._client_states.prune(min(self._directory.checkpoint_versions()))
 
-  def finish(self, title: str = '') -> Optional[Progress]:
+  def finish(self, title: str = '') -> Progress | None:
     """Runs the rounds that are left, with a progress bar if there is someone to see it; returns the last."""
     import tqdm.auto  # Imported here, since in a notebook it looks for widgets.
 
@@ -210,8 +210,8 @@ class _Settings(NamedTuple):
   total_rounds: int
   clients_per_round: int
   batch_size: int
-  local_steps: Optional[int]
-  local_epochs: Optional[int]
+  local_steps: int | None
+  local_epochs: int | None
   seeds: seeds.Seeds
   rounds_per_evaluation: int
   rounds_per_checkpoint: int
@@ -226,14 +226,14 @@ def run(
   total_rounds: int,
   clients_per_round: int,
   batch_size: int,
-  local_steps: Optional[int] = None,
-  local_epochs: Optional[int] = None,
+  local_steps: int | None = None,
+  local_epochs: int | None = None,
   seed: int = 0,
-  sampling_seed: Optional[int] = None,
-  batch_seed: Optional[int] = None,
+  sampling_seed: int | None = None,
+  batch_seed: int | None = None,
   rounds_per_evaluation: int = 10,
   rounds_per_checkpoint: int = 50,
-  output_dir: Optional[Union[str, pathlib.Path]] = None,
+  output_dir: str | pathlib.Path | None = None,
   packed: bool = True,
   share_data: bool = True,
   client_states_in_memory: bool = True,

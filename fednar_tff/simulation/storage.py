@@ -12,7 +12,7 @@ import logging
 import pathlib
 import shutil
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -38,7 +38,7 @@ class RunDirectory:
     """
     self.path = pathlib.Path(path)
     self.path.mkdir(parents=True, exist_ok=True)
-    self._lock = open(self.path / '.lock', 'w')  # noqa: SIM115 - it is held as long as the run lasts.
+    self._lock = open(self.path / '.lock', 'w')
     try:
       fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -91,7 +91,7 @@ class RunDirectory:
     leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
     self._wait_for(self._checkpoints.save(leaves, version))
 
-  def load_latest_checkpoint(self, structure: Any) -> Optional[tuple[Any, int]]:
+  def load_latest_checkpoint(self, structure: Any) -> tuple[Any, int] | None:
     """Returns the newest checkpoint that is whole, as `(state, version)`, or None; damaged newer ones are set aside."""
     like = [np.asarray(leaf) for leaf in tf.nest.flatten(structure)]
     for version in reversed(self.checkpoint_versions()):
@@ -99,7 +99,7 @@ class RunDirectory:
         leaves = self._thread.submit(asyncio.run, self._checkpoints.load(version, like)).result()
         leaves = [np.asarray(x).astype(y.dtype).reshape(y.shape) for x, y in zip(leaves, like)]
         return tf.nest.pack_sequence_as(structure, leaves), version
-      except Exception as e:  # noqa: BLE001 - a damaged file fails in many ways, none of them documented.
+      except Exception as e:
         path = self.path / 'checkpoints' / f'program_state_{version}'
         logging.warning('Checkpoint %s is damaged and set aside (%s).', path, _first_line(e))
         shutil.rmtree(path.with_name(f'damaged_{version}'), ignore_errors=True)

@@ -1,6 +1,7 @@
 """NAR inside TFF's own algorithms, unchanged: the numbers of a round against the NumPy oracle."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -123,8 +124,9 @@ def test_fed_avg_with_optimizer_schedule():
     server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
   )
   kernel, bias = KERNEL, BIAS
-  for t in range(2):
-    update = fed_avg_round(kernel, bias, (3, 2), lambda: numpy_reference.nar(LR / (t + 1), WD, BOUND))  # noqa: B023
+  for learning_rate in (LR, LR / 2):
+    oracle = functools.partial(numpy_reference.nar, learning_rate, WD, BOUND)
+    update = fed_avg_round(kernel, bias, (3, 2), oracle)
     kernel, bias = kernel - update[0], bias - update[1]
   found = run(process, num_rounds=2)
   np.testing.assert_allclose(found[0], kernel, rtol=1e-5)
@@ -169,7 +171,9 @@ def test_as_server_optimizer(bound):
   ids=['emnist', 'shakespeare'],
 )
 def test_on_tff_baseline_tasks(create_task):
-  task = create_task(tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=4, max_elements=8))
+  task = create_task(
+    tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=4, max_elements=8)
+  )
   bound, learning_rate = 0.5, 0.25
   process = tff.learning.algorithms.build_weighted_fed_avg(
     task.model_fn,

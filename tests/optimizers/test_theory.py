@@ -17,7 +17,10 @@ BOUNDS = st.sampled_from([2.0**k for k in range(-6, 10)])
 def nar_step(x, g, learning_rate, weight_decay, bound):
   """Takes one step in float64 on two leaves."""
   optimizer = optimizers.build_nar(learning_rate, weight_decay, bound)
-  leaves = lambda v: [tf.constant(v[:2]), tf.constant(v[2:])]  # noqa: E731
+
+  def leaves(v):
+    return [tf.constant(v[:2]), tf.constant(v[2:])]
+
   _, (a, b) = optimizer.next(optimizer.initialize(None), leaves(x), leaves(g))
   return np.concatenate([a, b])
 
