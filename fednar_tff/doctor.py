@@ -134,7 +134,7 @@ def diagnose(devices: list[str], works: dict[str, bool]) -> list[str]:
     )
   else:
     lines.append(
-      'TensorFlow sees no GPU, so clients train on the CPU. With an NVIDIA card: pip install "tensorflow[and-cuda]".'
+      'TensorFlow sees no GPU, so clients train on the CPU. With an NVIDIA card, install this package with its extra [gpu].'
     )
   tff_version = importlib.metadata.version('tensorflow-federated')
   if tff_version != _EXPECTED_TFF:
