@@ -1,7 +1,8 @@
 # `make help` lists the commands. `make demo` and `make test` set everything up by themselves.
 PY := .venv/bin/python
 READY := .venv/.ready
-PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest
+# Two at a time, a file in one piece: most of a test is single-threaded tracing.
+PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile
 
 .PHONY: help setup demo test test-slow bench doctor docs dist bazel lint lock clean
 
