@@ -148,8 +148,8 @@ def wait_for_rounds(process, path, count):
 def test_second_process_on_a_directory_is_refused_and_sigterm_saves(tmp_path):
   arguments = [
     *SMALL,
-    '--total_rounds=100000',
-    '--rounds_per_checkpoint=100000',
+    '--total_rounds=5000',
+    '--rounds_per_checkpoint=5000',
     f'--output_dir={tmp_path / "run"}',
   ]
   process = start(*arguments)
@@ -246,7 +246,7 @@ def test_wrong_sweeps_are_one_line(arguments, message, preset, tmp_path):
 
 
 def test_stopped_sweep_leaves_no_process_and_resumes(preset, tmp_path):
-  sweep = [f'--presets={preset}', '--set=total_rounds=100000', f'--output_dir={tmp_path / "runs"}']
+  sweep = [f'--presets={preset}', '--set=total_rounds=5000', f'--output_dir={tmp_path / "runs"}']
   process = subprocess.Popen(
     [sys.executable, '-m', 'experiments.sweep', *sweep],
     cwd=tmp_path,
@@ -255,7 +255,7 @@ def test_stopped_sweep_leaves_no_process_and_resumes(preset, tmp_path):
     stderr=subprocess.PIPE,
     text=True,
   )
-  run = tmp_path / 'runs' / 'small_total_rounds100000_seed0'
+  run = tmp_path / 'runs' / 'small_total_rounds5000_seed0'
   wait_for_rounds(process, run, 3)
   children = subprocess.run(
     ['pgrep', '-P', str(process.pid)], capture_output=True, text=True, check=True
