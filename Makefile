@@ -22,6 +22,8 @@ test: $(READY) lint  ## Lint, and run the test suite.
 
 test-slow: $(READY)  ## Run the checks that are too long for `make test`, or need prepared data.
 	$(PYTEST) -m slow
+	@tools/bazel_check.sh
+	@tools/dist_smoke_test.sh
 
 bench: $(READY)  ## Measure speed: ratios against named opponents in the same run.
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.optimizer_step
@@ -32,11 +34,14 @@ doctor: $(READY)  ## Say what works on this machine: versions, devices, a round 
 	@$(PY) -m fednar_tff.doctor
 
 docs: $(READY)  ## Build the API reference into docs/_build.
-	@TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/pdoc --docformat google --output-directory docs/_build fednar_tff
+	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m tools.build_docs docs/_build
 	@echo 'docs/_build/index.html'
 
 dist: $(READY)  ## Build wheel and sdist, and try both in empty environments.
 	@tools/dist_smoke_test.sh
+
+bazel:  ## Query and build the Bazel targets, where Bazel is installed (Debian: bazel-bootstrap).
+	@tools/bazel_check.sh
 
 lint: $(READY)  ## Check style and formatting.
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .

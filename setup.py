@@ -43,7 +43,7 @@ setuptools.setup(
   packages=setuptools.find_packages(
     include=['fednar_tff', 'fednar_tff.*', 'experiments', 'experiments.*']
   ),
-  package_data={'fednar_tff': ['py.typed']},
+  package_data={'fednar_tff': ['py.typed'], 'experiments': ['presets/*/*.flags']},
   python_requires='>=3.10,<3.12',
   install_requires=REQUIREMENTS,
   extras_require={

@@ -66,8 +66,7 @@ def algorithm_settings(variant: str, task: str, algorithm: str) -> dict:
   if algorithm == 'fed_avgm':
     settings['server_momentum'] = 0.9
   if variant == 'reference':
-    if algorithm != 'scaffold':
-      settings['client_weighting'] = 'num_examples'  # D2
+    settings['client_weighting'] = 'num_examples'  # D2
     if algorithm == 'fed_adam':
       settings.update(
         server_learning_rate=0.1, server_epsilon=0.01, server_variant='reference'

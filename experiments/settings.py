@@ -63,7 +63,7 @@ SETTINGS = (
   Setting('data_dir', str, None, 'task', "Where the data is, instead of the library's default folder.", None, {'task': ('cifar10', 'cifar100', 'shakespeare')}, changes_results=False),
   # What happens in a round.
   Setting('algorithm', ALGORITHMS, 'fed_avg', 'algorithm', 'The federated algorithm.'),
-  Setting('client_weighting', ('uniform', 'num_examples'), 'uniform', 'algorithm', 'How clients are weighted in the mean.', None, {'algorithm': ('fed_avg', 'fed_prox', 'fed_exp', 'fed_adam', 'fed_avgm')}),
+  Setting('client_weighting', ('uniform', 'num_examples'), 'uniform', 'algorithm', 'How clients are weighted in the mean.'),
   Setting('proximal_strength', float, 0.001, 'algorithm', "FedProx's pull towards the server's model.", 'nonnegative', {'algorithm': ('fed_prox',)}),
   Setting('extrapolation_epsilon', float, 0.0, 'algorithm', "FedExP's epsilon.", 'nonnegative', {'algorithm': ('fed_exp',)}),
   Setting('average_last_two', bool, False, 'algorithm', 'Whether FedExP is evaluated on the mean of its last two models.', None, {'algorithm': ('fed_exp',)}),

@@ -163,12 +163,9 @@ def create_process(settings, task):
     'client_optimizer_fn': optimizer,
     'learning_rate_fn': schedule(learning_rate, settings['learning_rate_decay']),
     'weight_decay_fn': schedule(weight_decay, settings['weight_decay_decay']),
+    'client_weighting': tff.learning.ClientWeighting[settings['client_weighting'].upper()],
     'loop_implementation': algorithms.PACKED,
   }
-  if 'client_weighting' in settings:
-    arguments['client_weighting'] = tff.learning.ClientWeighting[
-      settings['client_weighting'].upper()
-    ]
   algorithm = settings['algorithm']
   if algorithm == 'fed_prox':
     arguments['proximal_strength'] = settings['proximal_strength']

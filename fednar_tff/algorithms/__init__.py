@@ -4,6 +4,7 @@ from fednar_tff.algorithms.fed_adam import build_fed_adam as build_fed_adam
 from fednar_tff.algorithms.fed_adam import build_reference_adam as build_reference_adam
 from fednar_tff.algorithms.fed_avg import build_fed_avg as build_fed_avg
 from fednar_tff.algorithms.fed_avgm import build_fed_avgm as build_fed_avgm
+from fednar_tff.algorithms.fed_dyn import build_fed_dyn as build_fed_dyn
 from fednar_tff.algorithms.fed_exp import build_fed_exp as build_fed_exp
 from fednar_tff.algorithms.fed_prox import build_fed_prox as build_fed_prox
 from fednar_tff.algorithms.local_training import PACKED as PACKED

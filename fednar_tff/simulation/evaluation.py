@@ -37,8 +37,9 @@ def build_evaluation(
     model.reset_metrics()
     update_metrics()
     unfinalized = model.report_local_unfinalized_metrics()
+    # As plain Python: the finalizers of a Keras model make variables, which a `tf.function` may do only once.
     return collections.OrderedDict(
-      (name, float(finalize(unfinalized[name])))
+      (name, float(getattr(finalize, 'python_function', finalize)(unfinalized[name])))
       for name, finalize in model.metric_finalizers().items()
     )
 
