@@ -1,6 +1,7 @@
 """What all tests share: a runtime that leaves no process behind, and repeatable examples."""
 
 import os
+import signal
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -8,6 +9,10 @@ import hypothesis
 import pytest
 
 import fednar_tff
+
+# A shell starts background jobs with Ctrl-C ignored, and so would be all processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run: a red suite means that the code changed.
 hypothesis.settings.register_profile('repeatable', derandomize=True, deadline=None, max_examples=40)

@@ -256,13 +256,17 @@ def test_stopped_sweep_leaves_no_process_and_resumes(preset, tmp_path):
     text=True,
   )
   run = tmp_path / 'runs' / 'small_total_rounds5000_seed0'
-  wait_for_rounds(process, run, 3)
-  children = subprocess.run(
-    ['pgrep', '-P', str(process.pid)], capture_output=True, text=True, check=True
-  ).stdout.split()
-  assert len(children) == 1
-  process.send_signal(signal.SIGINT)
-  _, errors = process.communicate(timeout=60)
-  assert process.returncode == 130 and 'the same command does the rest' in errors
-  assert not os.path.exists(f'/proc/{children[0]}')
-  assert list((run / 'checkpoints').iterdir())
+  try:
+    wait_for_rounds(process, run, 3)
+    children = subprocess.run(
+      ['pgrep', '-P', str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(children) == 1
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and 'the same command does the rest' in errors
+    assert not os.path.exists(f'/proc/{children[0]}')
+    assert list((run / 'checkpoints').iterdir())
+  finally:
+    process.terminate()  # It ends its own child.
+    process.wait()
