@@ -7,6 +7,8 @@ are those of PAPER_VS_CODE.md, which lists where the two differ), and `cpu` is r
 import pathlib
 from collections.abc import Iterator
 
+from experiments import paper
+
 FOLDER = pathlib.Path(__file__).parent / 'presets'
 VARIANTS = ('paper', 'reference', 'cpu')
 OPTIMIZERS = ('clip', 'nar')
@@ -80,11 +82,6 @@ def algorithm_settings(variant: str, task: str, algorithm: str) -> dict:
   return settings
 
 
-def table_weight_decay(algorithm: str) -> float:
-  """Returns the weight decay of the CIFAR-10 table."""
-  return 0.05 if algorithm in ROBUSTNESS_ALGORITHMS else 0.01
-
-
 def cells() -> Iterator[tuple[str, dict]]:
   """Yields each cell once, as the name of its task and what sets it apart."""
   seen = set()
@@ -99,7 +96,7 @@ def cells() -> Iterator[tuple[str, dict]]:
     for optimizer in OPTIMIZERS:
       for alpha in ALPHAS:
         yield from cell('cifar10', algorithm=algorithm, client_optimizer=optimizer, alpha=alpha,
-                        local_steps=20, weight_decay=table_weight_decay(algorithm))  # fmt: skip
+                        local_steps=20, weight_decay=paper.CIFAR10_WEIGHT_DECAYS[algorithm])  # fmt: skip
       for weight_decay in SHAKESPEARE_WEIGHT_DECAYS:
         yield from cell(
           'shakespeare', algorithm=algorithm, client_optimizer=optimizer, weight_decay=weight_decay

@@ -10,6 +10,16 @@ CIFAR10 = {
   'fed_avgm': {0.3: (90.33, 90.43), 1.0: (91.60, 91.76), 10.0: (92.19, 91.15)},
 }
 
+# The weight decay of that table, from the released scripts.
+CIFAR10_WEIGHT_DECAYS = {
+  'fed_avg': 0.05,
+  'fed_prox': 0.05,
+  'scaffold': 0.05,
+  'fed_exp': 0.01,
+  'fed_adam': 0.01,
+  'fed_avgm': 0.01,
+}
+
 # The table on Shakespeare, by algorithm and weight decay.
 SHAKESPEARE = {
   'fed_avg': {1e-4: (42.44, 44.37), 1e-3: (40.05, 44.69)},
@@ -32,8 +42,8 @@ NAMES = {
 
 def accuracy(task, algorithm, alpha, weight_decay):
   """Returns the paper's (baseline, NAR) for a cell of its tables, or None for a cell that it does not have."""
-  if task == 'cifar10':
-    return CIFAR10.get(algorithm, {}).get(alpha)
+  if task == 'cifar10' and weight_decay == CIFAR10_WEIGHT_DECAYS.get(algorithm):
+    return CIFAR10[algorithm].get(alpha)
   if task == 'shakespeare':
     return SHAKESPEARE.get(algorithm, {}).get(weight_decay)
   return None

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+# With row ids, the key is an index beside the states, and a search for old ones reads no state.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS states (
   client_id TEXT, round_num INTEGER, state BLOB, PRIMARY KEY (client_id, round_num)
-) WITHOUT ROWID
+)
 """
 
 

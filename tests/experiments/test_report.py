@@ -6,7 +6,7 @@ import json
 import pytest
 from PIL import Image
 
-from experiments import results, tables
+from experiments import paper, results, tables
 from tests.experiments.test_settings import call
 
 
@@ -71,12 +71,19 @@ def test_table_has_means_deviations_differences_missing_cells_and_the_papers_num
     '52.00 +- 2.00 (3)',
     '57.00 +- 1.73 (3)',
     '+5.00 [+2.52, +7.48]',
-    '85.19, 87.64',
+    '-',
   ]
   assert by_cell['FedAvg', 'WD 0.1'][:3] == ['10.00 (1)', 'missing', 'missing']
   assert by_cell['SCAFFOLD', 'WD 0.01'][:3] == ['missing', '60.00 (1)', 'missing']
   _, rows = tables.table_rows(experiment, 'best')
   assert {(r[0], r[1]): r[3] for r in rows}['SCAFFOLD', 'WD 0.01'] == '70.00 (1)'
+
+
+def test_the_papers_number_stands_beside_its_own_cell_only():
+  assert paper.accuracy('cifar10', 'fed_avg', 0.3, 0.05) == (85.19, 87.64)
+  assert paper.accuracy('cifar10', 'fed_avg', 0.3, 0.1) is None
+  assert paper.accuracy('shakespeare', 'scaffold', None, 1e-4) == (47.55, 45.60)
+  assert paper.accuracy('digits', 'fed_avg', 0.3, 0.05) is None
 
 
 def test_reduced_settings_are_called_so(folder, tmp_path):
