@@ -14,7 +14,7 @@ setup: $(READY)  ## Make .venv with everything in it (PYTHON=... chooses the int
 $(READY): requirements.in requirements-dev.txt requirements-tff.txt $(wildcard requirements/*.txt) setup.py tools/setup_venv.sh
 	@tools/setup_venv.sh
 
-demo: $(READY)  ## Train NAR and its baseline on the digits images; a table and a picture (about a minute).
+demo: $(READY)  ## Train NAR and its baseline on the digits images; a table and a picture (half a minute).
 	@$(PY) -m experiments.demo
 
 test: $(READY) lint  ## Lint, and run the test suite.

@@ -1,4 +1,4 @@
-"""A minute of federated learning: NAR and its baseline at a mild and at a too large weight decay, on real images of digits.
+"""Half a minute of federated learning: NAR and its baseline at a mild and at a too large weight decay, on real images of digits.
 
 The images come with scikit-learn, so nothing is downloaded. This is `train` four times and `report` once; nothing here is its own.
 """
@@ -11,6 +11,8 @@ from experiments import settings as settings_lib
 
 OUTPUT_DIR = pathlib.Path('runs/demo')
 WEIGHT_DECAYS = (0.001, 0.05)
+# Chosen from a grid of two bounds (0.3, 1) and five weight decays (0.001 to 0.2), seed 0, 30 rounds, as a case where clipping matters: at
+# bound 1 the two optimizers were within 0.3 points up to weight decay 0.01 and NAR was 4 to 10 points ahead at 0.05 to 0.2.
 SETTINGS = {
   'task': 'digits',
   'num_clients': 20,

@@ -10,11 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 STATISTICS = ('final', 'best', 'last10')
-# Settings that may differ between the seeds of one cell.
-_PER_SEED = (
-  'seed', 'partition_seed', 'sampling_seed', 'model_seed', 'batch_seed', 'output_dir', 'title', 'data_dir', 'workers',
-  'rounds_per_checkpoint', 'client_state_storage', 'runtime',
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +67,6 @@ def find_runs(roots: Iterable[str]) -> list[Run]:
   """Returns the runs in some folders, at any depth, in a stable order."""
   configs = {config for root in roots for config in pathlib.Path(root).rglob('config.json')}
   return [read_run(config.parent) for config in sorted(configs)]
-
-
-def cell_of(run: Run) -> tuple:
-  """Returns what the seeds of one cell have in common."""
-  return tuple(sorted((k, str(v)) for k, v in run.settings.items() if k not in _PER_SEED))
 
 
 @dataclasses.dataclass(frozen=True)

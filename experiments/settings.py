@@ -80,7 +80,7 @@ SETTINGS = (
   Setting('local_epochs', int, None, 'client', 'Epochs of a client in a round, instead of local_steps.', 'positive'),
   Setting('batch_size', int, 50, 'client', 'Examples in a batch.', 'positive'),
   # What the server does with the mean update.
-  Setting('server_learning_rate', float, None, 'server', "The server's learning rate; 1 (FedAdam 0.1) unless given.", 'nonnegative', {'algorithm': ('fed_avg', 'fed_prox', 'scaffold', 'fed_exp', 'fed_adam', 'fed_avgm')}),
+  Setting('server_learning_rate', float, None, 'server', "The server's learning rate; 1 (FedAdam 0.1) unless given.", 'nonnegative'),
   Setting('server_momentum', float, 0.9, 'server', "FedAvgM's momentum.", 'fraction', {'algorithm': ('fed_avgm',)}),
   Setting('server_beta_1', float, 0.9, 'server', "FedAdam's first moment.", 'fraction', {'algorithm': ('fed_adam',)}),
   Setting('server_beta_2', float, 0.99, 'server', "FedAdam's second moment.", 'fraction', {'algorithm': ('fed_adam',)}),
