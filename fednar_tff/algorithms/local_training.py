@@ -299,8 +299,8 @@ def train(
 
     update = [x - y for x, y in zip(initial, model.trainable(carry))]
     is_finite = structures.all_finite(update)
-    # Zeros in place of the update, too: zero times NaN is NaN.
-    update = [tf.where(is_finite, x, tf.zeros_like(x)) for x in update]
+    # Zeros in place of the update, too: zero times NaN is NaN. With `tf.where`, every client would pay for them.
+    update = tf.cond(is_finite, lambda: update, lambda: [tf.zeros_like(x) for x in update])
     if client_weighting is tff.learning.ClientWeighting.UNIFORM:
       weight = tf.ones([])
     else:

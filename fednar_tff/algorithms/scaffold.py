@@ -197,10 +197,12 @@ def build_scaffold(
       hparams[_LEARNING_RATE_KEY], tf.float32
     )
     changes = result.is_finite & (distance > 0.0)
-    change = [
-      tf.where(changes, u / tf.cast(distance, u.dtype) - c, tf.zeros_like(c))
-      for u, c in zip(*map(tf.nest.flatten, (result.update, control)))
-    ]
+    update, server_control = map(tf.nest.flatten, (result.update, control))
+    change = tf.cond(
+      changes,
+      lambda: [u / tf.cast(distance, u.dtype) - c for u, c in zip(update, server_control)],
+      lambda: [tf.zeros_like(c) for c in server_control],
+    )
     change = tf.nest.pack_sequence_as(client_control, change)
     return collections.OrderedDict(
       update=result.update,
