@@ -34,7 +34,9 @@ def _num_clients(argument, type_spec: tff.Type) -> int | None:
   for element, element_type in zip(elements, type_spec, strict=True):
     number = _num_clients(element, element_type)
     if number is not None and found is not None and number != found:
-      raise ValueError(f'Expected one number of clients, found {found} and {number}.')
+      raise ValueError(
+        f'Conflicting cardinalities: expected one number of clients, found {found} and {number}.'
+      )
     found = found if number is None else number
   return found
 
@@ -132,6 +134,14 @@ class _Round:
     return values.to_python([self._server[slot] for slot in plans.flatten(tree)], type_spec)
 
 
+def _replace_secure_intrinsics(block):
+  """Puts sums in the clear in place of secure ones."""
+  # TFF's function for it serialises the result, which fails for blocks that are nested deeply; this makes them flat.
+  flat = tff.framework.to_call_dominant(block)
+  computation = tff.framework.ConcreteComputation.from_building_block(flat)
+  return tff.backends.test.replace_secure_intrinsics_with_bodies(computation).to_building_block()
+
+
 class _InProcessContext(tff.framework.SyncContext):
   """Runs computations in this process."""
 
@@ -154,12 +164,12 @@ class _InProcessContext(tff.framework.SyncContext):
   def _plan_of(self, computation) -> plans.Plan:
     key = id(computation)
     if key not in self._plans:
-      compiled = computation
+      block = computation.to_building_block()
       if self._simulate_secure_sums_in_the_clear:
-        compiled = tff.backends.test.replace_secure_intrinsics_with_bodies(compiled)
+        block = _replace_secure_intrinsics(block)
       # Not `tff.backends.native`'s compiler: it flattens loops and turns TensorFlow's optimizer off inside them, which
       # makes a training step slower by half.
-      block, _ = tff.tensorflow.replace_intrinsics_with_bodies(compiled.to_building_block())
+      block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
       self._plans[key] = plans.make_plan(tff.framework.to_call_dominant(block))
       weakref.finalize(computation, self._plans.pop, key, None).atexit = False
     return self._plans[key]

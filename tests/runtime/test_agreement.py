@@ -121,6 +121,36 @@ def test_weighted_mime_lite(contexts, client_data):
   _run_everywhere(contexts, _train(process, client_data))
 
 
+def test_fed_sgd(contexts, client_data):
+  process = tff.learning.algorithms.build_fed_sgd(
+    _model_fn, server_optimizer_fn=tff.learning.optimizers.build_sgdm(0.3, momentum=0.5)
+  )
+  _run_everywhere(contexts, _train(process, client_data))
+
+
+def test_fed_recon(contexts, client_data):
+  """Clients make some of the weights anew in each round, from one part of their data."""
+
+  def model_fn():
+    initializer = tf.keras.initializers.GlorotUniform(seed=1)
+    hidden = tf.keras.layers.Dense(4, activation='relu', kernel_initializer=initializer)
+    output = tf.keras.layers.Dense(3, kernel_initializer='zeros')
+    return tff.learning.models.ReconstructionModel.from_keras_model_and_layers(
+      tf.keras.Sequential([tf.keras.layers.InputLayer([6]), hidden, output]),
+      global_layers=[hidden],
+      local_layers=[output],
+      input_spec=_SPEC,
+    )
+
+  process = tff.learning.algorithms.build_fed_recon(
+    model_fn,
+    loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    metrics_fn=lambda: [tf.keras.metrics.SparseCategoricalAccuracy()],
+    dataset_split_fn=tff.learning.models.ReconstructionModel.build_dataset_split_fn(recon_epochs=2),
+  )
+  _run_everywhere(contexts, _train(process, client_data))
+
+
 def test_k_means(contexts, client_data):
   process = tff.learning.algorithms.build_fed_kmeans(
     num_clusters=2, data_shape=(6,), random_seed=(1, 2)
@@ -186,3 +216,18 @@ def test_secure_aggregator_in_the_clear(client_data):
     secure.global_model_weights.trainable, expected.global_model_weights.trainable, strict=True
   ):
     np.testing.assert_allclose(x, y, atol=1e-3)  # Secure sums round to fixed point.
+
+
+def test_secure_aggregator_that_is_nested_deeply():
+  """TFF's own replacement of secure sums fails on it, for want of depth in a protocol buffer."""
+  ones = np.ones([7], np.float32)
+  aggregator = tff.learning.ddp_secure_aggregator(
+    noise_multiplier=1e-3, expected_clients_per_round=4
+  )
+  process = aggregator.create(tff.types.to_type((np.float32, [7])))
+  context = runtime.create_in_process_context(simulate_secure_sums_in_the_clear=True)
+  with tff.framework.get_context_stack().install(context):
+    output = process.next(process.initialize(), [ones] * 4)
+  np.testing.assert_allclose(
+    output.result, 0.1 / np.sqrt(7.0) * ones, rtol=0.01
+  )  # Its first bound is 0.1.
