@@ -189,6 +189,8 @@ def plot_clipping(groups, title: str):
       band(axes[1, column], runs, 'mean_clipped_norm', **style)
     axes[0, column].set_title(condition, fontsize=10)
     axes[0, column].legend(fontsize=8)
+    for axis in axes[:, column]:
+      axis.set_ylim(bottom=0)  # A count that hardly changes is a flat line, not a magnified one.
   axes[0, 0].set_ylabel('clipped steps a round')
   axes[1, 0].set_ylabel('mean norm of clipped steps')
   _finish(axes, 'round')
