@@ -1,20 +1,69 @@
-"""Every Python block in the README and the docs runs, top to bottom, in one namespace per page."""
+"""Every code block in the README and the docs runs: Python as it is, shell with the long commands made small."""
 
+import os
 import pathlib
 import re
+import subprocess
 
 import pytest
+
+from tests import documented_command
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
 
+def _blocks(page, language):
+  text = page.read_text()
+  return re.findall(rf'^```{language}\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
-def test_code_blocks_run(page, monkeypatch, tmp_path):
+def test_every_block_has_a_known_language(page):
+  opening = re.findall(r'^```(.*)$', page.read_text(), re.MULTILINE)[::2]
+  assert set(opening) <= {'python', 'sh', 'text'}  # `text` is not code.
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page, monkeypatch, tmp_path):
+  """Top to bottom, in one namespace per page."""
   monkeypatch.chdir(tmp_path)  # A block may write files.
-  blocks = re.findall(r'^```python\n(.*?)^```', page.read_text(), re.MULTILINE | re.DOTALL)
+  blocks = _blocks(page, 'python')
   if not blocks:
     pytest.skip('has no Python blocks')
   namespace = {'__name__': page.stem}
   for block in blocks:
     exec(compile(block, str(page), 'exec'), namespace)
+
+
+SHELL_BLOCKS = [
+  pytest.param(block, id=f'{page.name}-{number}')
+  for page in PAGES
+  for number, block in enumerate(_blocks(page, 'sh'))
+]
+
+
+@pytest.mark.parametrize('block', SHELL_BLOCKS)
+def test_shell_blocks_run(block, tmp_path):
+  """See documented_command.py for what is made small."""
+  for entry in ROOT.iterdir():  # A checkout, without what runs have left in it.
+    if not entry.name.startswith('.') and entry.name not in ('runs', 'reports'):
+      (tmp_path / entry.name).symlink_to(entry)
+  for folder in ('commands', '.venv/bin'):
+    documented_command.install(tmp_path / folder)
+  try:
+    done = subprocess.run(
+      ['bash', '-euo', 'pipefail', '-c', block],
+      cwd=tmp_path,
+      env={
+        **os.environ,
+        'PATH': f'{tmp_path / "commands"}{os.pathsep}{os.environ["PATH"]}',
+        'JUPYTER_DATA_DIR': str(tmp_path),  # Not the user's own kernels.
+      },
+      capture_output=True,
+      text=True,
+      timeout=300,
+    )
+  finally:
+    documented_command.stop_workers(tmp_path)
+  assert done.returncode == 0, done.stdout + done.stderr
