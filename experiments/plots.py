@@ -189,8 +189,9 @@ def plot_clipping(groups, title: str):
       band(axes[1, column], runs, 'mean_clipped_norm', **style)
     axes[0, column].set_title(condition, fontsize=10)
     axes[0, column].legend(fontsize=8)
-    for axis in axes[:, column]:
-      axis.set_ylim(bottom=0)  # A count that hardly changes is a flat line, not a magnified one.
+  for row in axes:  # From zero: a count that hardly changes is a flat line, not a magnified one.
+    for axis in row:
+      axis.set_ylim(0, 1.05 * max(other.dataLim.y1 for other in row) or 1.0)
   axes[0, 0].set_ylabel('clipped steps a round')
   axes[1, 0].set_ylabel('mean norm of clipped steps')
   _finish(axes, 'round')
