@@ -190,8 +190,9 @@ def plot_clipping(groups, title: str):
     axes[0, column].set_title(condition, fontsize=10)
     axes[0, column].legend(fontsize=8)
   for row in axes:  # From zero: a count that hardly changes is a flat line, not a magnified one.
+    top = max(axis.dataLim.y1 for axis in row)
     for axis in row:
-      axis.set_ylim(0, 1.05 * max(other.dataLim.y1 for other in row) or 1.0)
+      axis.set_ylim(0, 1.05 * top if 0 < top < np.inf else 1)
   axes[0, 0].set_ylabel('clipped steps a round')
   axes[1, 0].set_ylabel('mean norm of clipped steps')
   _finish(axes, 'round')
