@@ -216,7 +216,8 @@ def _bare(workload):
       for step in tf.range(tf.shape(rows)[0]):
         x, y = (tf.gather(arrays[name], rows[step]) for name in ('x', 'y'))
         with tf.GradientTape() as tape:
-          batch = _structure(workload, x, y, tf.zeros([2], tf.int32))
+          # A seed that changes: TensorFlow would compute the dropout of a constant one only once.
+          batch = _structure(workload, x, y, tf.stack([step, 0]))
           loss = model.forward_pass(batch, training=True).loss
         gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), _MAX_NORM)
         for variable, gradient in zip(variables, gradients, strict=True):
