@@ -173,6 +173,28 @@ def test_transformer_equals_numpy(layers):
   np.testing.assert_allclose(actual, _np_transformer(weights, tokens, layers, 2), atol=1e-4)
 
 
+def test_transformer_learns_to_look_back():
+  """A label that is the fourth token from the end: no model of the last token alone beats chance, log(5) = 1.6."""
+  network = models.build_transformer(5, layers=2, heads=2, width=32, hidden=64, dropout_rate=0.0)
+  model = models.build_model_fns(network, _text_spec(8))[0]()
+  optimizer = tf.keras.optimizers.legacy.Adam(3e-3)
+
+  @tf.function
+  def step(tokens):
+    x = collections.OrderedDict(tokens=tf.cast(tokens, tf.uint8), seed=tf.zeros([2], tf.int32))
+    with tf.GradientTape() as tape:
+      batch = collections.OrderedDict(x=x, y=tokens[:, -4])
+      loss = model.forward_pass(batch, training=True).loss
+    gradient = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradient, model.trainable_variables))
+    return loss
+
+  rng = np.random.default_rng(0)
+  losses = [float(step(rng.integers(0, 5, [64, 8], np.int32))) for _ in range(100)]
+  assert losses[0] > 1.4
+  assert losses[-1] < 0.1
+
+
 def test_dropout_draws_from_the_seed_in_training_only():
   network = models.build_transformer(11, layers=2, heads=2, width=8, hidden=12)
   model, _ = _random_model(network, _text_spec(7))
