@@ -25,7 +25,7 @@ test-slow: $(READY)  ## Run the checks that are too long for `make test`, or nee
 	@tools/bazel_check.sh
 	@tools/dist_smoke_test.sh
 
-bench: $(READY)  ## Measure speed: ratios against named opponents in the same run (half an hour).
+bench: $(READY)  ## Measure speed: ratios against named opponents in the same run (about 45 minutes).
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.optimizer_step
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.rounds
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.input

@@ -1,4 +1,4 @@
-"""Seconds a round of each runtime, and their ratios: `python -m benchmarks.rounds` (half an hour; `--workloads A` six minutes).
+"""Seconds a round of each runtime, and their ratios: `python -m benchmarks.rounds` (about 40 minutes; `--workloads A` about 8).
 
 Workload A is the benchmark of pfl-research (50 clients, 5 steps, batch 10, its simple CNN of 1,626,442 parameters), B has
 the shape of the paper (20 clients, 20 steps, batch 50, CNN), T is the paper's transformer at 2 steps. All

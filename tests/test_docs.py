@@ -1,8 +1,10 @@
 """Every code block in the README and the docs runs: Python as it is, shell with the long commands made small."""
 
+import contextlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -42,11 +44,21 @@ PYTHON_PROGRAMS = [
 @pytest.mark.parametrize('program', PYTHON_PROGRAMS)
 def test_python_blocks_run(program, tmp_path):
   # Through pipes, as `python example.py | tail` would: a worker of TFF that is left behind keeps them open, and runs
-  # into the time-out.
-  done = subprocess.run(
-    [sys.executable, '-c', program], cwd=tmp_path, capture_output=True, text=True, timeout=300
+  # into the time-out. The group is there to end it, then.
+  process = subprocess.Popen(
+    [sys.executable, '-c', program],
+    cwd=tmp_path,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
   )
-  assert done.returncode == 0, done.stderr
+  try:
+    _, errors = process.communicate(timeout=300)
+  finally:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
+  assert process.returncode == 0, errors
 
 
 SHELL_BLOCKS = [

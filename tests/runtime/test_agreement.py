@@ -228,6 +228,5 @@ def test_secure_aggregator_that_is_nested_deeply():
   context = runtime.create_in_process_context(simulate_secure_sums_in_the_clear=True)
   with tff.framework.get_context_stack().install(context):
     output = process.next(process.initialize(), [ones] * 4)
-  np.testing.assert_allclose(
-    output.result, 0.1 / np.sqrt(7.0) * ones, rtol=0.01
-  )  # Its first bound is 0.1.
+  first_bound = 0.1
+  np.testing.assert_allclose(output.result, first_bound / np.sqrt(7.0) * ones, rtol=0.01)
