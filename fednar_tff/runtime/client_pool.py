@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -11,11 +12,27 @@ _Result = TypeVar('_Result')
 
 
 class ClientError(RuntimeError):
-  """A client's computation failed; `client_index` says whose, the cause says why."""
+  """A client's computation failed; `client_index` says whose, the cause says all there is to know.
+
+  The message is one line. For an error of TensorFlow it names the operation, too.
+  """
 
   def __init__(self, client_index: int, cause: Exception):
-    super().__init__(f'Client {client_index} failed: {cause}')
+    super().__init__(f'Client {client_index} failed{_describe(cause)}')
     self.client_index = client_index
+
+
+def _describe(error: Exception) -> str:
+  """Returns the end of a sentence: where an error came from, and what it says, in one line."""
+  text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+  node = re.search(r'\{\{node ([^}]+)\}\}', text)
+  # What TensorFlow puts around the reason: a headline, a stack trace, the node once more.
+  text = re.sub(r'^Graph execution error:\s*', '', text)
+  text = re.sub(r'(?ms)^Detected at node .*?^(?!<stack|  |$)', '', text)
+  text = re.sub(r'(?s)\s*(\[\[\{\{node |Traceback \(most recent).*', '', text)
+  reason = ' '.join(text.split()) or 'no reason given'
+  where = f' in operation {node[1]}' if node else ''
+  return f'{where}: {type(error).__name__}: {reason}'
 
 
 def _first_cause(under_way) -> tuple[int, Exception]:

@@ -1,13 +1,18 @@
 """TensorFlow graphs of TFF computations, imported once and called like functions."""
 
+import contextlib
 import itertools
 import threading
 import weakref
 
 import tensorflow as tf
 
+from fednar_tff.runtime import _call_options
+
 # Never reused in a process: names are what TensorFlow tells variables and library functions apart by.
 _copy_numbers = itertools.count()
+# Temporary variables of equal name are one and the same, in whatever graphs of the process.
+_temporary_variables = threading.Lock()
 
 
 def flatten_binding(binding) -> list[str]:
@@ -53,6 +58,17 @@ def _rename_resources(graph_def: tf.compat.v1.GraphDef, suffix: str) -> None:
       node.attr['shared_name'].s = name + suffix.encode()
 
 
+def _remove_temporary_variables(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Keeps TensorFlow from making temporary variables (see `_call_options`) of sums."""
+  for node in _all_nodes(graph_def):
+    if node.op == 'AccumulateNV2':
+      node.op = 'AddN'
+      del node.attr['shape']
+    if 'config_proto' in node.attr:
+      config = node.attr['config_proto']
+      config.s = _call_options.without_memory_optimizer(config.s).SerializeToString()
+
+
 def _destroy_variables(variables: list[dict], device: str) -> None:
   with tf.device(device):
     for attributes in variables:
@@ -68,6 +84,7 @@ class _Copy:
     suffix = f'_fednar_{next(_copy_numbers)}'
     _rename_functions(graph_def, suffix)
     _rename_resources(graph_def, suffix)
+    _remove_temporary_variables(graph_def)
     imported = tf.compat.v1.wrap_function(
       lambda: tf.graph_util.import_graph_def(graph_def, name=''), []
     )
@@ -114,6 +131,12 @@ class GraphFunction:
 
   Variables in a graph are found by their names, so two calls at the same time need two copies. A copy that is not in
   use is taken again: there are never more of them than calls at the same time. A graph without state needs only one.
+
+  Nothing else in a graph is shared by calls at the same time. What was looked at: stacks and tensor arrays have
+  numbers of their own, and lists are values; each call has its own rendezvous and step id, so sends between devices
+  and scoped allocators do not meet; functions of datasets have step containers of their own; tables, queues and
+  iterators have the attribute `shared_name` or no name at all. Temporary variables are what is left: TensorFlow's
+  optimizer is kept from making them, and graphs that were written with some run one at a time.
   """
 
   def __init__(self, tensorflow_proto):
@@ -122,6 +145,8 @@ class GraphFunction:
     self._has_state = bool(tensorflow_proto.initialize_op) or any(
       'shared_name' in node.attr for node in _all_nodes(graph_def)
     )
+    has_temporary_variables = any(node.op == 'TemporaryVariable' for node in _all_nodes(graph_def))
+    self._turn = _temporary_variables if has_temporary_variables else contextlib.nullcontext()
     self._lock = threading.Lock()
     self._shared = None
     self._free = {}
@@ -136,7 +161,7 @@ class GraphFunction:
     Returns:
       A tensor for each leaf of the result.
     """
-    with tf.device(device):
+    with tf.device(device), self._turn, _call_options.memory_optimizer_off():
       if not self._has_state:
         return self._shared_copy()(arguments)
       copy = self._take_copy(device)
