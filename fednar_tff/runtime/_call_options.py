@@ -22,7 +22,7 @@ def without_memory_optimizer(config_proto: bytes) -> tf.compat.v1.ConfigProto:
   return config
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _changed(config_proto: bytes, executor_type: str | None) -> context.FunctionCallOptions:
   return context.FunctionCallOptions(executor_type, without_memory_optimizer(config_proto))
 
