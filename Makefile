@@ -4,7 +4,7 @@ READY := .venv/.ready
 # Two at a time, a file in one piece: most of a test is single-threaded tracing.
 PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile
 
-.PHONY: help setup demo test test-slow bench doctor docs dist bazel lint lock clean
+.PHONY: help setup demo test test-slow test-stress test-full bench doctor docs dist bazel lint lock clean
 
 help:  ## List the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,12 @@ test-slow: $(READY)  ## Run the checks that are too long for `make test`, or nee
 	$(PYTEST) -m slow
 	@tools/bazel_check.sh
 	@tools/dist_smoke_test.sh
+
+test-stress: $(READY)  ## Run clients at the same time, a thousand times over, and compare bits (about an hour).
+	FEDNAR_STRESS=1000 $(PYTEST) tests/runtime/test_concurrency.py
+
+test-full: $(READY)  ## Run every algorithm once on the paper's real models (hours; needs prepared data).
+	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -W ignore -m tools.full_size
 
 bench: $(READY)  ## Measure speed: ratios against named opponents in the same run (about 45 minutes).
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.optimizer_step
