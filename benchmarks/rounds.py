@@ -389,9 +389,12 @@ _OPPONENTS_PYTHON = pathlib.Path('.venv-opponents/bin/python')
 class Contender:
   """A contender in a process of its own, which runs a round whenever it is asked to."""
 
-  def __init__(self, name: str, workload: str):
+  def __init__(self, name: str, workload: str, checkout: pathlib.Path | None = None):
     python = _OPPONENTS_PYTHON if name in _OPPONENTS else sys.executable
     self.name = name
+    environment = {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'}
+    if checkout is not None:
+      environment['PYTHONPATH'] = str(checkout)
     self._errors = tempfile.TemporaryFile('w+')
     self._process = subprocess.Popen(
       [str(python), '-m', 'benchmarks.rounds', '--serve', name, '--workloads', workload],
@@ -399,7 +402,8 @@ class Contender:
       stdout=subprocess.PIPE,
       stderr=self._errors,
       text=True,
-      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'},
+      cwd=checkout,
+      env=environment,
     )
 
   def run_round(self) -> float | None:
