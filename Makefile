@@ -25,7 +25,7 @@ test-slow: $(READY)  ## Run the checks that are too long for `make test`, or nee
 	@tools/bazel_check.sh
 	@tools/dist_smoke_test.sh
 
-test-stress: $(READY)  ## Run clients at the same time, a thousand times over, and compare bits (about an hour).
+test-stress: $(READY)  ## Run clients at the same time, a thousand times over, and compare bits (a quarter of an hour).
 	FEDNAR_STRESS=1000 $(PYTEST) tests/runtime/test_concurrency.py
 
 test-full: $(READY)  ## Run every algorithm once on the paper's real models (hours; needs prepared data).
