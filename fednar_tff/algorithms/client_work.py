@@ -37,7 +37,7 @@ def build_client_side(
   client_optimizer_fn: tff.learning.optimizers.Optimizer,
   learning_rate_fn: schedules.ScheduleFn | None = None,
   weight_decay_fn: schedules.ScheduleFn | None = None,
-  client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   metrics_aggregator: tff.learning.metrics.MetricsAggregatorType | None = None,
   loop_implementation: local_training.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
@@ -54,9 +54,10 @@ def build_client_side(
       '`client_optimizer_fn` must be a `tff.learning.optimizers.Optimizer`, '
       f'found {client_optimizer_fn!r}.'
     )
-  if not isinstance(client_weighting, tff.learning.ClientWeighting):
+  if not isinstance(client_weighting, local_training.ClientWeighting):
     raise TypeError(
-      f'`client_weighting` must be a `tff.learning.ClientWeighting`, found {client_weighting!r}.'
+      '`client_weighting` must be a `tff.learning.ClientWeighting` or `algorithms.DATA_SIZE`, '
+      f'found {client_weighting!r}.'
     )
   if not isinstance(
     loop_implementation, (tff.learning.LoopImplementation, local_training.PackedLoop)
@@ -99,7 +100,9 @@ def build_client_side(
       correction_fn=correction_fn,
     )
 
-  element_spec = local_training.client_data_spec(model.input_spec, loop_implementation)
+  element_spec = local_training.client_data_spec(
+    model.input_spec, loop_implementation, client_weighting
+  )
   return ClientSide(
     initial_weights_fn=initial_weights_fn,
     weights_type=initial_weights_fn.type_signature.result,

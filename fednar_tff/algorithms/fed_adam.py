@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import fed_avg, local_training
+from fednar_tff.algorithms import fed_avg, local_training, server_step
 
 _HPARAMS = (tff.learning.optimizers.LEARNING_RATE_KEY, 'beta_1', 'beta_2', 'epsilon')
 
@@ -71,7 +71,7 @@ def build_reference_adam(
   beta_1: float = 0.9,
   beta_2: float = 0.99,
   epsilon: float = 0.01,
-  epsilon_decay: float = 0.998**2,
+  epsilon_decay: float = server_step.DEFAULT_EPSILON_DECAY,
 ) -> tff.learning.optimizers.Optimizer:
   """Returns the server optimizer that FedNAR's released code calls FedAdam.
 
@@ -93,7 +93,8 @@ def build_reference_adam(
     beta_1: A float in [0, 1), settable as a hparam.
     beta_2: A float in [0, 1), settable as a hparam.
     epsilon: A nonnegative float; the hparam of this name is its value after the last round.
-    epsilon_decay: A positive float.
+    epsilon_decay: A nonnegative float: in the released code, the square of the factor by which the
+      clients' learning rate decays in a round.
 
   Raises:
     ValueError: If an argument is out of range.
@@ -115,6 +116,7 @@ def build_fed_adam(
   beta_2: float = 0.99,
   epsilon: float = 0.01,
   variant: str = 'paper',
+  epsilon_decay: float | None = None,
   **fed_avg_arguments: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedAdam: FedAvg whose server descends with Adam.
@@ -131,7 +133,7 @@ def build_fed_adam(
   Args:
     model_fn: As in `build_fed_avg`.
     server_optimizer_fn: Takes the step in place of the above, and then the arguments down to
-      `variant` are not used.
+      `epsilon_decay` are not used.
     server_learning_rate: A nonnegative float. The paper does not state it; 0.1 is that of its
       released code.
     beta_1: A float in [0, 1).
@@ -139,16 +141,20 @@ def build_fed_adam(
     epsilon: A nonnegative float. As for the learning rate, the default is the released code's.
     variant: `'paper'` for the above, which is `tff.learning.optimizers.build_adam`; `'reference'`
       for `build_reference_adam`.
+    epsilon_decay: That of `build_reference_adam`, only for the variant `'reference'`: the square of
+      the learning rate's decay. None means 0.998^2, which fits `exponential_decay`'s default.
     **fed_avg_arguments: The other arguments of `build_fed_avg`.
 
   Raises:
     ValueError: If an argument is out of range.
   """
-  variants = {'paper': tff.learning.optimizers.build_adam, 'reference': build_reference_adam}
-  if variant not in variants:
-    raise ValueError(f'`variant` must be one of {list(variants)}, found {variant!r}.')
+  epsilon_decay = server_step.check_variant(variant, epsilon_decay)
   if server_optimizer_fn is None:
-    server_optimizer_fn = variants[variant](server_learning_rate, beta_1, beta_2, epsilon)
+    arguments = (server_learning_rate, beta_1, beta_2, epsilon)
+    if variant == 'paper':
+      server_optimizer_fn = tff.learning.optimizers.build_adam(*arguments)
+    else:
+      server_optimizer_fn = build_reference_adam(*arguments, epsilon_decay)
   return fed_avg.build_fed_avg(
     model_fn, server_optimizer_fn=server_optimizer_fn, **fed_avg_arguments
   )

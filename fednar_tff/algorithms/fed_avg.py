@@ -33,7 +33,7 @@ def build_corrected_fed_avg(
   *,
   correction_fn: local_training.CorrectionFn | None,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
-  client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   **client_arguments: Any,
 ) -> tff.learning.templates.LearningProcess:
@@ -59,7 +59,7 @@ def build_fed_avg(
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   learning_rate_fn: schedules.ScheduleFn | None = None,
   weight_decay_fn: schedules.ScheduleFn | None = None,
-  client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   metrics_aggregator: tff.learning.metrics.MetricsAggregatorType | None = None,
   loop_implementation: local_training.LoopImplementation = (
@@ -101,8 +101,11 @@ def build_fed_avg(
       starts at 0; see `exponential_decay`. It overrides the client optimizer's hparam; None leaves
       the hparam constant.
     weight_decay_fn: The same for the weight decay.
-    client_weighting: How clients are weighted in the mean; uniform is the paper, `NUM_EXAMPLES` its
-      released code.
+    client_weighting: How clients are weighted in the mean: a `tff.learning.ClientWeighting`, uniform
+      as in the paper or, with `NUM_EXAMPLES`, by the examples that a client processed in the round;
+      or `algorithms.DATA_SIZE`, by the examples that it holds, as in the released code. Only packed
+      clients say those (see `packed_spec`); of a dataset of batches, `DATA_SIZE` counts what was
+      processed, too.
     model_aggregator: A weighted or unweighted factory of `tff.aggregators`, as from
       `tff.learning.dp_aggregator`; None means the mean. An unweighted one counts a client that is
       not finite as one with an update of zero.

@@ -66,6 +66,55 @@ def _with_mean_squared_norm(
   return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
+def _with_released_epsilon(
+  aggregator: tff.templates.AggregationProcess, epsilon: float, epsilon_decay: float
+) -> tff.templates.AggregationProcess:
+  """Returns a process whose result also has `epsilon`, decayed, times the number of participants."""
+  _, update_type, weight_type = (t.member for t in aggregator.next.type_signature.parameter)
+
+  @tff.tensorflow.computation
+  def initial_epsilon():
+    return tf.constant(epsilon, tf.float32)
+
+  @tff.tensorflow.computation(np.float32)
+  def decayed(epsilon):
+    return epsilon * epsilon_decay
+
+  @tff.tensorflow.computation(weight_type)
+  def participation(weight):
+    return tf.cast(weight > 0.0, tf.float32)
+
+  @tff.tensorflow.computation(np.float32, np.float32)
+  def product(epsilon, num_participants):
+    return epsilon * num_participants
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_zip(
+      (aggregator.initialize(), tff.federated_eval(initial_epsilon, tff.SERVER))
+    )
+
+  @tff.federated_computation(
+    init_fn.type_signature.result,
+    tff.FederatedType(update_type, tff.CLIENTS),
+    tff.FederatedType(weight_type, tff.CLIENTS),
+  )
+  def next_fn(state, update, weight):
+    output = aggregator.next(state[0], update, weight)
+    epsilon = tff.federated_map(decayed, state[1])
+    num_participants = tff.federated_sum(tff.federated_map(participation, weight))
+    result = collections.OrderedDict(
+      mean=output.result.mean,
+      mean_squared_norm=output.result.mean_squared_norm,
+      epsilon=tff.federated_map(product, (epsilon, num_participants)),
+    )
+    return tff.templates.MeasuredProcessOutput(
+      tff.federated_zip((output.state, epsilon)), tff.federated_zip(result), output.measurements
+    )
+
+  return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
 def _remember_previous_weights(
   finalizer: tff.learning.templates.FinalizerProcess,
 ) -> tff.learning.templates.FinalizerProcess:
@@ -161,9 +210,11 @@ def build_fed_exp(
   model_fn: local_training.ModelFn,
   *,
   epsilon: float = 0.0,
+  variant: str = 'paper',
+  epsilon_decay: float | None = None,
   average_last_two: bool = False,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
-  client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   squared_norm_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
   **fed_avg_arguments: Any,
@@ -183,8 +234,12 @@ def build_fed_exp(
 
   Args:
     model_fn: As in `build_fed_avg`.
-    epsilon: A nonnegative float; 0 is the paper's released code, which multiplies it by the number
-      of participants.
+    epsilon: A nonnegative float; 0 in all scripts of the paper's released code.
+    variant: `'paper'` for the above. `'reference'`, as in the released code, multiplies `eps` by
+      the number of participants (those with a finite update, whom it counts in a sum of its own)
+      and by `epsilon_decay` in each round, the first one included.
+    epsilon_decay: A nonnegative float, only for the variant `'reference'`: the square of the
+      learning rate's decay. None means 0.998^2, which fits `exponential_decay`'s default.
     average_last_two: Whether `get_model_weights` returns the mean of the models after the last two
       rounds, which the released code evaluates; training goes on from the last one in any case.
     server_optimizer_fn: Descends along `eta_g D`; None means gradient descent with learning rate 1.
@@ -197,8 +252,9 @@ def build_fed_exp(
 
   Raises:
     TypeError: If an aggregator is of the wrong type.
-    ValueError: If `epsilon` is out of range.
+    ValueError: If `epsilon`, `variant` or `epsilon_decay` is out of range.
   """
+  epsilon_decay = server_step.check_variant(variant, epsilon_decay)
   if not 0.0 <= epsilon < math.inf:
     raise ValueError(f'`epsilon` must be a nonnegative number, found {epsilon!r}.')
   if squared_norm_aggregator is None:
@@ -210,8 +266,9 @@ def build_fed_exp(
     )
 
   def extrapolate(aggregate):
+    added = aggregate['epsilon'] if variant == 'reference' else epsilon
     ratio = tf.math.divide_no_nan(
-      aggregate['mean_squared_norm'], 2.0 * (_squared_norm(aggregate['mean']) + epsilon)
+      aggregate['mean_squared_norm'], 2.0 * (_squared_norm(aggregate['mean']) + added)
     )
     eta_g = tf.maximum(1.0, ratio)
     update = tf.nest.map_structure(lambda d: tf.cast(eta_g, d.dtype) * d, aggregate['mean'])
@@ -227,6 +284,8 @@ def build_fed_exp(
     squared_norm_aggregator,
     is_weighted=not isinstance(model_aggregator, tff.aggregators.UnweightedAggregationFactory),
   )
+  if variant == 'reference':
+    aggregator = _with_released_epsilon(aggregator, epsilon, epsilon_decay)
   finalizer = server_step.build_finalizer(
     server_optimizer_fn,
     client_side.weights_type,

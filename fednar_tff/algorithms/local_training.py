@@ -25,7 +25,18 @@ class PackedLoop(enum.Enum):
 
 PACKED = PackedLoop.PACKED
 
+
+class DataSizeWeighting(enum.Enum):
+  """The weight of a client's data set, beside the members of `tff.learning.ClientWeighting`."""
+
+  DATA_SIZE = 'data_size'
+
+
+DATA_SIZE = DataSizeWeighting.DATA_SIZE
+_SIZE_KEY = 'num_examples'
+
 LoopImplementation = tff.learning.LoopImplementation | PackedLoop
+ClientWeighting = tff.learning.ClientWeighting | DataSizeWeighting
 ModelFn = Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
 Leaves = Sequence[tf.Tensor | None]
 # Takes the leaves of the gradient, of the weights and of the server's weights, and returns those of
@@ -52,22 +63,26 @@ class LocalResult(NamedTuple):
   is_finite: tf.Tensor
 
 
-def packed_spec(input_spec: Any) -> collections.OrderedDict[str, Any]:
+def packed_spec(input_spec: Any, *, with_size: bool = False) -> collections.OrderedDict[str, Any]:
   """Returns the type of a packed client's single element, `OrderedDict(data=..., index=...)`.
 
   `index` is an integer matrix with one row for each step. In `data`, a leaf of `input_spec` whose
   first dimension is None holds all examples, of which step `k` takes the rows `index[k]`, leaving
   out those that are -1 (a last batch may be short); any other leaf is stacked over the steps, and
-  step `k` takes row `k`.
+  step `k` takes row `k`. With `with_size`, there is a third entry `num_examples`, an int32: how many
+  examples the client holds, which `index` does not tell, as a round need not visit all. It is what
+  `DATA_SIZE` weights by.
 
   Args:
     input_spec: The `input_spec` of a model: a structure of `tf.TensorSpec`.
+    with_size: Whether the element says how many examples the client holds.
   """
   data = tf.nest.map_structure(
     lambda s: tf.TensorSpec([None, *(s.shape[1:] if _has_examples(s) else s.shape)], s.dtype),
     input_spec,
   )
-  return collections.OrderedDict(data=data, index=tf.TensorSpec([None, None], tf.int32))
+  size = {_SIZE_KEY: tf.TensorSpec([], tf.int32)} if with_size else {}
+  return collections.OrderedDict(data=data, index=tf.TensorSpec([None, None], tf.int32), **size)
 
 
 def _has_examples(spec: tf.TensorSpec) -> bool:
@@ -86,30 +101,51 @@ def _packed_batch(packed: Mapping[str, Any], input_spec: Any, step: tf.Tensor) -
     )
 
 
-def client_data_spec(input_spec: Any, loop_implementation: LoopImplementation) -> Any:
+def client_data_spec(
+  input_spec: Any, loop_implementation: LoopImplementation, client_weighting: ClientWeighting
+) -> Any:
   """Returns the type of an element of a client's dataset."""
-  return packed_spec(input_spec) if loop_implementation is PACKED else input_spec
+  if loop_implementation is PACKED:
+    return packed_spec(input_spec, with_size=client_weighting is DATA_SIZE)
+  return input_spec
+
+
+def takes_data_size(process: tff.templates.IterativeProcess) -> bool:
+  """Returns whether a process takes packed clients that say how many examples they hold.
+
+  Such is any algorithm of this package with `client_weighting=DATA_SIZE` on packed clients; see
+  `packed_spec`.
+
+  Args:
+    process: An algorithm, whose `next` takes the clients' datasets last.
+  """
+  *_, data_type = process.next.type_signature.parameter
+  element = data_type.member.element
+  names = tff.structure.name_list(element) if isinstance(element, tff.StructType) else ()
+  return _SIZE_KEY in names and 'index' in names
 
 
 def _run_loop(
   step_fn: Callable[[Any, Any], Any],
   state: Any,
-  dataset: tf.data.Dataset,
+  data: Any,
   input_spec: Any,
   loop_implementation: LoopImplementation,
 ) -> Any:
-  """Returns the state after `state = step_fn(state, batch)` for all batches of a client."""
+  """Returns the state after `state = step_fn(state, batch)` for all batches of a client.
+
+  `data` is the dataset of batches, or the single element of a packed client.
+  """
   if loop_implementation is PACKED:
-    packed = dataset.get_single_element()
-    for k in tf.range(tf.shape(packed['index'])[0]):
-      state = step_fn(state, _packed_batch(packed, input_spec, k))
+    for k in tf.range(tf.shape(data['index'])[0]):
+      state = step_fn(state, _packed_batch(data, input_spec, k))
     return state
   if loop_implementation is tff.learning.LoopImplementation.DATASET_ITERATOR:
     # Without `iter`, this would become a reduce, which keeps the step on the CPU.
-    for batch in iter(dataset):
+    for batch in iter(data):
       state = step_fn(state, batch)
     return state
-  return dataset.reduce(state, step_fn)
+  return data.reduce(state, step_fn)
 
 
 class _VariableModel:
@@ -249,7 +285,7 @@ def train(
   initial_weights: tff.learning.models.ModelWeights,
   dataset: tf.data.Dataset,
   *,
-  client_weighting: tff.learning.ClientWeighting,
+  client_weighting: ClientWeighting,
   loop_implementation: LoopImplementation,
   correction_fn: CorrectionFn | None = None,
 ) -> LocalResult:
@@ -261,7 +297,8 @@ def train(
     hparams: The optimizer's hparams in this round.
     initial_weights: The weights to start from.
     dataset: The batches, or the packed client.
-    client_weighting: What `update_weight` is.
+    client_weighting: What `update_weight` is. With `DATA_SIZE`, a packed client says it; a dataset
+      of batches does not, and its examples are counted as for `NUM_EXAMPLES`.
     loop_implementation: How the loop runs, and so what `dataset` is.
     correction_fn: Changes each gradient before the optimizer sees it; see `CorrectionFn`.
   """
@@ -294,7 +331,8 @@ def train(
       tf.zeros([], tf.int64),
       tf.zeros([], tf.int64),
     )
-    state = _run_loop(step, state, dataset, model.input_spec, loop_implementation)
+    data = dataset.get_single_element() if loop_implementation is PACKED else dataset
+    state = _run_loop(step, state, data, model.input_spec, loop_implementation)
     carry, optimizer_state, num_steps, num_examples = state
 
     update = [x - y for x, y in zip(initial, model.trainable(carry))]
@@ -303,6 +341,8 @@ def train(
     update = tf.cond(is_finite, lambda: update, lambda: [tf.zeros_like(x) for x in update])
     if client_weighting is tff.learning.ClientWeighting.UNIFORM:
       weight = tf.ones([])
+    elif client_weighting is DATA_SIZE and loop_implementation is PACKED:
+      weight = tf.cast(data[_SIZE_KEY], tf.float32)
     else:
       weight = tf.cast(num_examples, tf.float32)
     return LocalResult(

@@ -5,7 +5,15 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import fed_adam, fed_avg, fed_avgm, fed_exp, fed_prox, scaffold
+from fednar_tff.algorithms import (
+  fed_adam,
+  fed_avg,
+  fed_avgm,
+  fed_exp,
+  fed_prox,
+  local_training,
+  scaffold,
+)
 
 _BUILDERS = {
   'fed_avg': fed_avg.build_fed_avg,
@@ -19,7 +27,7 @@ _BUILDERS = {
 ALGORITHMS = tuple(_BUILDERS)
 
 _UNIFORM = tff.learning.ClientWeighting.UNIFORM
-_NUM_EXAMPLES = tff.learning.ClientWeighting.NUM_EXAMPLES
+_DATA_SIZE = local_training.DATA_SIZE
 
 # FedProx's strength and FedAdam's numbers are not in the paper: both presets have those of the
 # released code.
@@ -28,17 +36,27 @@ _PRESETS = {
     'fed_avg': {'client_weighting': _UNIFORM},
     'fed_prox': {'client_weighting': _UNIFORM, 'proximal_strength': 0.001},
     'scaffold': {'client_weighting': _UNIFORM},
-    'fed_exp': {'client_weighting': _UNIFORM, 'epsilon': 0.0, 'average_last_two': False},
+    'fed_exp': {
+      'client_weighting': _UNIFORM,
+      'epsilon': 0.0,
+      'variant': 'paper',
+      'average_last_two': False,
+    },
     'fed_adam': {'client_weighting': _UNIFORM, 'variant': 'paper'},
     'fed_avgm': {'client_weighting': _UNIFORM, 'server_momentum': 0.9},
   },
   'reference': {
-    'fed_avg': {'client_weighting': _NUM_EXAMPLES},
-    'fed_prox': {'client_weighting': _NUM_EXAMPLES, 'proximal_strength': 0.001},
-    'scaffold': {'client_weighting': _NUM_EXAMPLES},
-    'fed_exp': {'client_weighting': _NUM_EXAMPLES, 'epsilon': 0.0, 'average_last_two': True},
-    'fed_adam': {'client_weighting': _NUM_EXAMPLES, 'variant': 'reference'},
-    'fed_avgm': {'client_weighting': _NUM_EXAMPLES, 'server_momentum': 0.9},
+    'fed_avg': {'client_weighting': _DATA_SIZE},
+    'fed_prox': {'client_weighting': _DATA_SIZE, 'proximal_strength': 0.001},
+    'scaffold': {'client_weighting': _DATA_SIZE},
+    'fed_exp': {
+      'client_weighting': _DATA_SIZE,
+      'epsilon': 0.0,
+      'variant': 'reference',
+      'average_last_two': True,
+    },
+    'fed_adam': {'client_weighting': _DATA_SIZE, 'variant': 'reference'},
+    'fed_avgm': {'client_weighting': _DATA_SIZE, 'server_momentum': 0.9},
   },
 }
 
@@ -66,7 +84,9 @@ def get_builder(name: str) -> Callable[..., Any]:
 def get_preset(preset: str, name: str) -> dict[str, Any]:
   """Returns those arguments of a builder in which the paper and its released code may differ.
 
-  The first round's learning rate differs, too: see `first_round_decays` of `exponential_decay`.
+  What depends on a run is not in it: the first round's learning rate (`first_round_decays` of
+  `exponential_decay`), and, for `'reference'`, `epsilon_decay` of FedAdam and FedExP, which is the
+  square of the learning rate's decay, and `total_examples` of SCAFFOLD.
 
   Args:
     preset: One of `PRESETS`: `'paper'` for the paper's text, `'reference'` for its released code.

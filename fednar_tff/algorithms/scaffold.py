@@ -98,9 +98,10 @@ def build_scaffold(
   *,
   num_clients: int,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
-  client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   control_aggregator: tff.aggregators.UnweightedAggregationFactory | None = None,
+  total_examples: int | None = None,
   **fed_avg_arguments: Any,
 ) -> ScaffoldProcess:
   """Returns SCAFFOLD: FedAvg whose clients step along `g + c - c_i`.
@@ -116,8 +117,9 @@ def build_scaffold(
   ```
 
   so that `c` is the mean of the control variates of all `N` clients. That sum is not weighted,
-  whatever `client_weighting` is. A client whose update is not finite, or that took no step, keeps
-  its `c_i`.
+  whatever `client_weighting` is, unless `total_examples` is given: then a client that holds `n_i`
+  of them counts `n_i / total_examples` in place of `1 / N`, as in the released code. A client whose
+  update is not finite, or that took no step, keeps its `c_i`.
 
   The clients' states enter and leave `next`; the caller keeps them:
 
@@ -139,6 +141,8 @@ def build_scaffold(
     control_aggregator: A factory that sums `c_i' - c_i`; None means a plain sum. These tell as much
       as the updates: where those are aggregated privately or securely, pass a factory that does the
       same here.
+    total_examples: The number of examples that all clients hold together; only with
+      `client_weighting=algorithms.DATA_SIZE`.
     **fed_avg_arguments: The other arguments of `build_fed_avg`.
 
   Returns:
@@ -148,11 +152,19 @@ def build_scaffold(
 
   Raises:
     TypeError: If an aggregator is of the wrong type.
-    ValueError: If `num_clients` is not positive, or the client optimizer has no hparam
-      `learning_rate`.
+    ValueError: If a number is not positive, `total_examples` is given without `DATA_SIZE`, or the
+      client optimizer has no hparam `learning_rate`.
   """
-  if not isinstance(num_clients, (int, np.integer)) or num_clients < 1:
-    raise ValueError(f'`num_clients` must be a positive integer, found {num_clients!r}.')
+  for name, value in (('num_clients', num_clients), ('total_examples', total_examples)):
+    if name == 'total_examples' and value is None:
+      continue
+    if not isinstance(value, (int, np.integer)) or value < 1:
+      raise ValueError(f'`{name}` must be a positive integer, found {value!r}.')
+  if total_examples is not None and client_weighting is not local_training.DATA_SIZE:
+    raise ValueError(
+      '`client_weighting` must be `algorithms.DATA_SIZE` if `total_examples` is given, '
+      f'found {client_weighting!r}.'
+    )
   client_side = client_work.build_client_side(
     model_fn, client_weighting=client_weighting, **fed_avg_arguments
   )
@@ -204,18 +216,22 @@ def build_scaffold(
       lambda: [tf.zeros_like(c) for c in server_control],
     )
     change = tf.nest.pack_sequence_as(client_control, change)
+    client_control = tf.nest.map_structure(tf.add, client_control, change)
+    if total_examples is not None:
+      change = tf.nest.map_structure(lambda d: d * tf.cast(result.update_weight, d.dtype), change)
     return collections.OrderedDict(
       update=result.update,
       weight=result.update_weight,
       metrics=result.metrics,
-      client_control=tf.nest.map_structure(tf.add, client_control, change),
+      client_control=client_control,
       change=change,
     )
 
   @tff.tensorflow.computation(control_type, control_type)
   def next_control(control, sum_of_changes):
+    total = num_clients if total_examples is None else total_examples
     return tf.nest.map_structure(
-      lambda c, d: c + d / tf.cast(num_clients, d.dtype), control, sum_of_changes
+      lambda c, d: c + d / tf.cast(total, d.dtype), control, sum_of_changes
     )
 
   @tff.federated_computation

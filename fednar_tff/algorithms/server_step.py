@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import structures
+from fednar_tff.algorithms import local_training, structures
 from fednar_tff.optimizers import tree_math
 
 ModelAggregator = (
@@ -19,11 +19,35 @@ ModelAggregator = (
 # that is in it.
 ExtrapolationFn = Callable[[Any], tuple[Any, tf.Tensor]]
 
+# Of the released code: the square of the learning rate's decay in a round.
+DEFAULT_EPSILON_DECAY = 0.998**2
+
+
+def check_variant(variant: str, epsilon_decay: float | None) -> float:
+  """Returns the decay of a server's epsilon in a round, 1 in the paper's variant.
+
+  Raises:
+    ValueError: If an argument is out of range, or the variant has no decay.
+  """
+  if variant not in ('paper', 'reference'):
+    raise ValueError(f"`variant` must be one of ['paper', 'reference'], found {variant!r}.")
+  if variant == 'paper':
+    if epsilon_decay is not None:
+      raise ValueError(
+        f"`epsilon_decay` must be None if `variant` is 'paper', found {epsilon_decay!r}."
+      )
+    return 1.0
+  if epsilon_decay is None:
+    return DEFAULT_EPSILON_DECAY
+  if not 0.0 <= epsilon_decay < math.inf:
+    raise ValueError(f'`epsilon_decay` must be a nonnegative number, found {epsilon_decay!r}.')
+  return epsilon_decay
+
 
 def create_aggregator(
   model_aggregator: ModelAggregator | None,
   update_type: tff.Type,
-  client_weighting: tff.learning.ClientWeighting,
+  client_weighting: local_training.ClientWeighting,
 ) -> tff.templates.AggregationProcess:
   """Returns the process that aggregates updates; its result is not finite if no client has weight.
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fednar_tff import algorithms
 from fednar_tff.simulation import client_states as client_states_lib
 from fednar_tff.simulation import evaluation, seeds, storage
 from fednar_tff.tasks import Task
@@ -47,6 +48,7 @@ class Run:
     self._task, self._process, self._evaluate = task, process, evaluate
     self._directory, self._client_states = directory, states
     self._settings = settings
+    self._takes_data_size = algorithms.takes_data_size(process)
     state, round_num = process.initialize(), 0
     if directory is not None:
       state, round_num = directory.load_latest_checkpoint(state) or (state, round_num)
@@ -150,6 +152,8 @@ class Run:
     }
     if settings.packed:
       arguments['own_rows_only'] = not settings.share_data
+      if self._takes_data_size:
+        arguments['with_size'] = True
       return self._task.packed_client(client_id, round_index, **arguments)
     return self._task.client_batches(client_id, round_index, **arguments)
 

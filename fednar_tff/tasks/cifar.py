@@ -1,9 +1,9 @@
 """CIFAR-10, split by us, and CIFAR-100 as TFF splits it.
 
 The images stay uint8 in memory; normalisation and augmentation are part of the network, so that all
-clients share one copy. Augmentation is a crop of the image padded by 4 black pixels and a
-horizontal flip, drawn per image, or once for a whole batch as the released code does
-(PAPER_VS_CODE.md, D15).
+clients share one copy. Augmentation is a crop of the image padded by 4 pixels and a horizontal
+flip, drawn per image, or once for a whole batch as the released code does (docs/paper.md, D15).
+The pixels around the image are of the mean colour, which normalisation makes 0, or black (F3).
 """
 
 import collections
@@ -36,10 +36,11 @@ def build_cifar10(
   model_seed=0,
   train_client_spec=None,
   augmentation='per_image',
+  padding=None,
   pooling=None,
 ):
-  """Builds the CIFAR-10 task; alpha is 0.3 by default."""
-  network = _build_network('cifar10', model, 10, augmentation, pooling)
+  """Builds the CIFAR-10 task; alpha is 0.3 and padding 'mean' by default."""
+  network = _build_network('cifar10', model, 10, augmentation, padding, pooling)
   data = sources.load_cifar10(data_dir)
   return assembly.assemble(
     'cifar10',
@@ -69,10 +70,11 @@ def build_cifar100(
   model_seed=0,
   train_client_spec=None,
   augmentation='per_image',
+  padding=None,
   pooling=None,
 ):
-  """Builds the CIFAR-100 task with TFF's own 500 clients."""
-  network = _build_network('cifar100', model, 100, augmentation, pooling)
+  """Builds the CIFAR-100 task with TFF's own 500 clients; padding is 'mean' by default."""
+  network = _build_network('cifar100', model, 100, augmentation, padding, pooling)
   data = sources.load_cifar100(data_dir)
   train = data['train']
   return assembly.assemble(
@@ -96,7 +98,7 @@ def _examples(split):
   )
 
 
-def _build_network(name, model, num_classes, augmentation, pooling):
+def _build_network(name, model, num_classes, augmentation, padding, pooling):
   """Builds a network on uint8 images: augmentation and normalisation, then the model."""
   builder = assembly.choose(
     f'model of task {name}',
@@ -105,6 +107,8 @@ def _build_network(name, model, num_classes, augmentation, pooling):
   )
   if pooling is not None and model != 'resnet18':
     raise ValueError(f'pooling is a switch of resnet18, found pooling={pooling!r} for {model}.')
+  if padding is not None and augmentation == 'none':
+    raise ValueError(f'padding has no meaning without augmentation, found padding={padding!r}.')
   augment = assembly.choose(
     'augmentation',
     augmentation,
@@ -114,11 +118,17 @@ def _build_network(name, model, num_classes, augmentation, pooling):
       'none': lambda images, seed: images,
     },
   )
+  pads_with_mean = assembly.choose('padding', padding or 'mean', {'mean': True, 'black': False})
   classifier = builder(num_classes, **({} if pooling is None else {'pooling': pooling}))
 
   def network(param, x, training):
-    images = augment(x['image'], x[task.SEED_KEY]) if training else x['image']
-    return classifier(param, normalise(images, *STATISTICS[name]), training)
+    images = x['image']
+    if training and not pads_with_mean:
+      images = augment(images, x[task.SEED_KEY])
+    images = normalise(images, *STATISTICS[name])
+    if training and pads_with_mean:
+      images = augment(images, x[task.SEED_KEY])
+    return classifier(param, images, training)
 
   return network
 
@@ -139,7 +149,7 @@ def normalise(images: tf.Tensor, mean: Sequence[float], deviation: Sequence[floa
 
 
 def augment_per_image(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Crops and flips each image on its own.
+  """Crops and flips each image on its own; what is outside of it is 0.
 
   Args:
     images: `[batch, 32, 32, 3]`.
@@ -161,7 +171,7 @@ def augment_per_image(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def augment_per_batch(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Crops and flips all images of a batch alike.
+  """Crops and flips all images of a batch alike; what is outside of an image is 0.
 
   Args:
     images: `[batch, 32, 32, 3]`.

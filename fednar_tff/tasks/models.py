@@ -2,8 +2,10 @@
 
 A network is a function `network(param, x, training)` that returns logits and asks for its weights
 in order: `param(name, shape, bound=0.0, center=0.0)` is the next one, initially uniform in
-`center +- bound`. `build_model_fns` turns a network into TFF's two kinds of model. Networks are
-traced without AutoGraph, several times faster: a branch on a tensor must be a `tf.cond`.
+`center +- bound`. With `deviation` in place of `bound` it is normal with that deviation, and with
+`like`, the name of an earlier parameter, it starts from the random numbers of that one.
+`build_model_fns` turns a network into TFF's two kinds of model. Networks are traced without
+AutoGraph, several times faster: a branch on a tensor must be a `tf.cond`.
 """
 
 import collections
@@ -15,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from fednar_tff.tasks import initial_values
+
 _PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw operation wants it.
 
 
@@ -23,14 +27,17 @@ class _Parameter(NamedTuple):
   shape: tuple[int, ...]
   bound: float
   center: float
+  deviation: float
   key: int
 
   def initial_value(self):
+    if self.deviation:
+      normal = initial_values.standard_normal(self.key, self.shape)
+      return tf.constant(normal * np.float32(self.deviation) + np.float32(self.center))
     if not self.bound:
       return tf.fill(self.shape, self.center)
-    # Uniform, by a named algorithm: the same bits on every device (a normal goes through
-    # logarithms and cosines, which are not). The raw operation is one node of the graph where
-    # `tf.random.stateless_uniform` is thirty.
+    # By a named algorithm: the same bits on every device. The raw operation is one node of the
+    # graph where `tf.random.stateless_uniform` is thirty.
     uniform = tf.raw_ops.StatelessRandomUniformV2(
       shape=self.shape,
       key=np.array([self.key], np.uint64),
@@ -50,13 +57,16 @@ def build_model_fns(
 
   Args:
     network: A function `network(param, x, training)` returning logits; see the module's docstring.
-    input_spec: `OrderedDict(x=..., y=...)` of `tf.TensorSpec`, `y` the integer labels.
+    input_spec: `OrderedDict(x=..., y=...)` of `tf.TensorSpec`, `y` the integer labels: one for
+      each example, or one for each of its positions.
     seed: The seed of the initial weights: the same seed gives the same weights anywhere.
 
   Returns:
     Two no-argument functions, returning a `VariableModel` and a `FunctionalModel` that have the
     same initial weights, loss (mean cross-entropy) and metrics (`loss`, `accuracy`,
-    `num_examples`).
+    `num_examples`). Of an example with labels at several positions, loss and accuracy are means
+    over the positions if the network returns logits at all of them, `[batch, positions, classes]`,
+    and those of the last position if it returns `[batch, classes]`.
   """
   parameters = _trace_parameters(network, input_spec['x'], seed)
 
@@ -91,25 +101,37 @@ def _trace_parameters(network, x_spec, seed):
   """Finds a network's parameters by running it once on symbolic inputs."""
   parameters = []
 
-  def param(name, shape, bound=0.0, center=0.0):
-    digest = hashlib.sha256(f'weights/{int(seed)}/{len(parameters)}'.encode()).digest()
+  def param(name, shape, bound=0.0, center=0.0, deviation=0.0, like=None):
+    position = [p.name for p in parameters].index(like) if like else len(parameters)
+    digest = hashlib.sha256(f'weights/{int(seed)}/{position}'.encode()).digest()
     key = int.from_bytes(digest[:8], 'little')
-    parameters.append(_Parameter(name, tuple(shape), bound, center, key))
+    parameters.append(_Parameter(name, tuple(shape), bound, center, deviation, key))
     return tf.zeros(shape)
 
   tf.function(lambda x: network(param, x, False), autograph=False).get_concrete_function(x_spec)
   return tuple(parameters)
 
 
+def _targets(labels, logits):
+  """Returns the labels that logits are to be compared with: all, or those of the last position."""
+  last_only = len(labels.shape) == len(logits.shape)
+  return tf.cast(labels[:, -1] if last_only else labels, tf.int32)
+
+
 def _mean_loss(labels, logits):
   return tf.reduce_mean(
-    tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    tf.nn.sparse_softmax_cross_entropy_with_logits(labels=_targets(labels, logits), logits=logits)
   )
 
 
 def _num_correct(labels, logits):
-  guesses = tf.argmax(logits, axis=-1, output_type=labels.dtype)
-  return tf.reduce_sum(tf.cast(tf.equal(guesses, labels), tf.float32))
+  """Returns the number of examples that are right, one of several positions counting its share."""
+  targets = _targets(labels, logits)
+  guesses = tf.argmax(logits, axis=-1, output_type=targets.dtype)
+  is_correct = tf.cast(tf.equal(guesses, targets), tf.float32)
+  if is_correct.shape.rank > 1:
+    is_correct = tf.reduce_mean(is_correct, axis=1)
+  return tf.reduce_sum(is_correct)
 
 
 _mean_of_totals = tf.function(lambda totals: tf.math.divide_no_nan(totals[0], totals[1]))
@@ -207,11 +229,11 @@ class _ClassifierModel(tff.learning.models.VariableModel):
       variable.assign(tf.zeros_like(variable))
 
 
-def dense(param, x, units, name):
+def dense(param, x, units, name, *, zero_bias=False):
   """A fully connected layer; initial weights and biases uniform in +- 1 / sqrt(inputs)."""
   inputs = x.shape[-1]
   kernel = param(f'{name}/kernel', [inputs, units], bound=inputs**-0.5)
-  bias = param(f'{name}/bias', [units], bound=inputs**-0.5)
+  bias = param(f'{name}/bias', [units], bound=0.0 if zero_bias else inputs**-0.5)
   return tf.nn.bias_add(tf.linalg.matmul(x, kernel), bias)
 
 
@@ -304,7 +326,7 @@ def group_norm(param, x, name, *, groups=2, epsilon=1e-5):
 
 _POOLINGS = {
   'global': lambda x: tf.reduce_mean(x, axis=[1, 2]),
-  # The released code's 3x3 window with stride 3 fits once into a 4x4 map (PAPER_VS_CODE.md, D7).
+  # The released code's 3x3 window with stride 3 fits once into a 4x4 map (docs/paper.md, D7).
   'top_left': lambda x: tf.reduce_mean(x[:, :3, :3], axis=[1, 2]),
 }
 
@@ -361,10 +383,14 @@ def layer_norm(param, x, name, *, epsilon=1e-5):
   return tf.nn.batch_normalization(x, mean, variance, offset, scale, epsilon)
 
 
-def attention(param, queries, x, name, *, heads, dropout_fn):
-  """Multi-head attention of `queries` to all positions of `x`, both `[batch, positions, width]`."""
+def attention(param, queries, x, name, *, heads, dropout_fn, causal, initialization):
+  """Multi-head attention of `queries` to positions of `x`, both `[batch, positions, width]`.
+
+  The queries are the last positions of `x`. If `causal`, each attends to itself and to those before
+  it, otherwise to all.
+  """
   width = x.shape[-1]
-  kernel = param(f'{name}/kernel', [width, 3 * width], bound=width**-0.5)
+  kernel = param(f'{name}/kernel', [width, 3 * width], bound=initialization.projection_bound(width))
   bias = param(f'{name}/bias', [3 * width])
 
   def project(source, part):
@@ -375,9 +401,43 @@ def attention(param, queries, x, name, *, heads, dropout_fn):
 
   query = project(queries, 0) * (width // heads) ** -0.5
   scores = tf.linalg.matmul(query, project(x, 1), transpose_b=True)
+  num_queries, num_keys = queries.shape[1], x.shape[1]
+  if causal and num_queries > 1:  # The last position alone sees all.
+    visible = np.tri(num_queries, num_keys, num_keys - num_queries, dtype=bool)
+    scores += np.where(visible, 0.0, -np.inf).astype(np.float32)
   mixed = tf.linalg.matmul(dropout_fn(tf.nn.softmax(scores)), project(x, 2))
-  joined = tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, queries.shape[1], width])
-  return dense(param, joined, width, f'{name}/out')
+  joined = tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, num_queries, width])
+  return dense(
+    param, joined, width, f'{name}/out', zero_bias=initialization.has_zero_attention_bias
+  )
+
+
+class _Initialization(NamedTuple):
+  """How a transformer's weights start, where schemes differ."""
+
+  characters: dict[str, float]
+  positions: dict[str, float]
+  projection_bound: Callable[[int], float]
+  has_zero_attention_bias: bool
+
+
+_INITIALIZATIONS = {
+  # PyTorch's own, which the released code leaves as they are (docs/paper.md, F1). The projection to
+  # queries, keys and values is Xavier's on the joint matrix of `width` x `3 width`.
+  'released': _Initialization(
+    characters={'deviation': 1.0},
+    positions={'deviation': 1.0},
+    projection_bound=lambda width: (6.0 / (4 * width)) ** 0.5,
+    has_zero_attention_bias=True,
+  ),
+  'uniform': _Initialization(
+    characters={'bound': 0.1},
+    positions={'bound': 1.0},
+    projection_bound=lambda width: width**-0.5,
+    has_zero_attention_bias=False,
+  ),
+}
+_PREDICTIONS = ('last', 'every')
 
 
 def build_transformer(
@@ -388,11 +448,12 @@ def build_transformer(
   width: int = 128,
   hidden: int = 512,
   dropout_rate: float = 0.1,
+  input_dropout: bool = False,
+  initialization: str = 'released',
+  identical_layers: bool = False,
+  prediction: str = 'last',
 ) -> Callable[..., tf.Tensor]:
-  """Builds a post-norm transformer encoder that predicts the character after the last position.
-
-  There is no mask: every position is known when the next character is asked for. Only the last
-  position is read, so the last layer computes no other.
+  """Builds a post-norm transformer encoder that predicts the next character.
 
   Args:
     vocabulary_size: The number of characters.
@@ -400,14 +461,37 @@ def build_transformer(
     heads: The number of attention heads.
     width: The size of a character's vector.
     hidden: The size of the hidden layer applied at each position.
-    dropout_rate: The share of values dropped in training, drawn from the `seed` leaf of `x`.
+    dropout_rate: The share of values dropped in training, drawn from the `seed` leaf of `x`: of the
+      attention weights, the hidden layer, and what each layer adds to its input twice.
+    input_dropout: Whether values of the embedded input are dropped, too.
+    initialization: 'released' starts as the released code does: vectors of characters and positions
+      ~ N(0, 1), attention projections uniform in +- sqrt(6 / (4 width)), the bias after attention
+      0. 'uniform' has characters in +- 0.1, positions in +- 1, projections and that bias in
+      +- 1 / sqrt(width). All else is as in `dense` and `layer_norm`.
+    identical_layers: Whether all layers start from the same numbers, as in the released code.
+    prediction: 'last' reads the last position only, so the last layer computes no other; there is
+      no mask, since every position is known when the next character is asked for. With 'every', a
+      position attends to none after it, and in training the character after each one is predicted.
 
   Returns:
-    A network on `x = {'tokens': integers [batch, positions], 'seed': int32 [2]}`.
+    A network on `x = {'tokens': integers [batch, positions], 'seed': int32 [2]}` that returns the
+    logits after the last position, `[batch, vocabulary_size]`; but in training with
+    `prediction='every'`, those after each position, `[batch, positions, vocabulary_size]`.
+
+  Raises:
+    ValueError: If a name is unknown.
   """
+  if initialization not in _INITIALIZATIONS:
+    raise ValueError(
+      f'`initialization` must be one of {list(_INITIALIZATIONS)}, found {initialization!r}.'
+    )
+  if prediction not in _PREDICTIONS:
+    raise ValueError(f'`prediction` must be one of {list(_PREDICTIONS)}, found {prediction!r}.')
+  initial = _INITIALIZATIONS[initialization]
 
   def transformer(param, x, training):
     tokens, seed = x['tokens'], x['seed']
+    every = training and prediction == 'every'
     num_drawn = 0
 
     def drop(values):
@@ -415,18 +499,36 @@ def build_transformer(
       num_drawn += 1
       return dropout(values, dropout_rate, seed + [num_drawn, 0]) if training else values
 
+    def param_of_layer(i):
+      if i == 0 or not identical_layers:
+        return param
+      return lambda name, shape, **kwargs: param(
+        name, shape, like=name.replace(f'layer{i}/', 'layer0/', 1), **kwargs
+      )
+
     # A product with one-hot rows, not a lookup: its gradient is a dense tensor on every path.
-    table = param('characters', [vocabulary_size, width], bound=0.1)
+    table = param('characters', [vocabulary_size, width], **initial.characters)
     one_hot = tf.one_hot(tf.cast(tokens, tf.int32), vocabulary_size)
-    positions = param('positions', [tokens.shape[1], width], bound=1.0)
-    x = drop(tf.linalg.matmul(one_hot, table) * width**0.5 + positions)
+    positions = param('positions', [tokens.shape[1], width], **initial.positions)
+    x = tf.linalg.matmul(one_hot, table) * width**0.5 + positions
+    if input_dropout:
+      x = drop(x)
     for i in range(layers):
-      name = f'layer{i}'
-      read = x[:, -1:] if i == layers - 1 else x
-      mixed = attention(param, read, x, f'{name}/attention', heads=heads, dropout_fn=drop)
-      x = layer_norm(param, read + drop(mixed), f'{name}/norm0')
-      y = drop(tf.nn.relu(dense(param, x, hidden, f'{name}/hidden')))
-      x = layer_norm(param, x + drop(dense(param, y, width, f'{name}/out')), f'{name}/norm1')
-    return dense(param, x[:, -1], vocabulary_size, 'logits')
+      name, own = f'layer{i}', param_of_layer(i)
+      read = x[:, -1:] if i == layers - 1 and not every else x
+      mixed = attention(
+        own,
+        read,
+        x,
+        f'{name}/attention',
+        heads=heads,
+        dropout_fn=drop,
+        causal=prediction == 'every',
+        initialization=initial,
+      )
+      x = layer_norm(own, read + drop(mixed), f'{name}/norm0')
+      y = drop(tf.nn.relu(dense(own, x, hidden, f'{name}/hidden')))
+      x = layer_norm(own, x + drop(dense(own, y, width, f'{name}/out')), f'{name}/norm1')
+    return dense(param, x if every else x[:, -1], vocabulary_size, 'logits')
 
   return transformer

@@ -68,9 +68,11 @@ def create_task(
     partition_seed: The seed of the partition.
     model_seed: The seed of the initial weights.
     train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`, for stock pipelines.
-    **options: Switches of single tasks and models: `augmentation` ('per_image', 'per_batch' or
-      'none') and `pooling` ('global' or 'top_left', of resnet18) for CIFAR, `crop_windows` and
-      `dropout` for Shakespeare and synthetic, and whatever a registered task takes.
+    **options: Switches of single tasks and models, and whatever a registered task takes. For CIFAR
+      `augmentation` ('per_image', 'per_batch' or 'none'), `padding` ('mean' or 'black') and, of
+      resnet18, `pooling` ('global' or 'top_left'); for Shakespeare `crop_windows`, `text` ('tff' or
+      'leaf') and those of its model: `dropout`, `input_dropout`, `initialization` ('released' or
+      'uniform'), `identical_layers` and `prediction` ('last' or 'every'); for synthetic `dropout`.
 
   Returns:
     A `Task`, which is a `tff.simulation.baselines.BaselineTask`.

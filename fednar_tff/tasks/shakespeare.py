@@ -2,6 +2,7 @@
 
 import collections
 import hashlib
+import re
 import string
 
 import numpy as np
@@ -15,7 +16,7 @@ VOCABULARY = '\n !"$&\'(),-.' + string.digits + ':;?[]' + string.ascii_letters
 UNKNOWN = len(VOCABULARY)
 VOCABULARY_SIZE = UNKNOWN + 1
 
-_MIN_WINDOWS = {'train': 2000, 'test': 400}
+_WINDOWS = {'train': 2000, 'test': 400}
 _CODES = np.full(256, UNKNOWN, np.uint8)
 _CODES[np.frombuffer(VOCABULARY.encode(), np.uint8)] = np.arange(UNKNOWN)
 
@@ -30,45 +31,65 @@ def build_shakespeare(
   model_seed=0,
   train_client_spec=None,
   crop_windows=True,
+  text='tff',
   dropout=0.1,
+  input_dropout=False,
+  initialization='released',
+  identical_layers=False,
+  prediction='last',
 ):
   """Builds the Shakespeare task.
 
-  The clients are `num_clients` roles, drawn by `partition_seed` among those with at least 2,000
-  train and 400 test windows. With `crop_windows`, as in the released code (PAPER_VS_CODE.md, D17),
-  a client holds 2,000 and 400 consecutive windows from a random start on; without, all its windows.
+  The clients are `num_clients` roles, drawn by `partition_seed` among those with more than 2,000
+  train and 400 test windows. With `crop_windows`, as in the released code (docs/paper.md, D17), a
+  client holds 2,000 and 400 consecutive windows from a random start on; without, all its windows.
+  `text` is 'tff' for the text as TFF has it, 'leaf' for the released code's, which is LEAF's: line
+  breaks become spaces, and several spaces one. With `prediction='every'`, the label of a window is
+  not the character after it but those after each of its positions; see `build_transformer` for this
+  and the other switches of the model.
   """
   builder = assembly.choose(
     'model of task shakespeare', model, {'transformer': models.build_transformer}
   )
   assembly.check_dropout(dropout)
+  network = builder(
+    VOCABULARY_SIZE,
+    dropout_rate=dropout,
+    input_dropout=input_dropout,
+    initialization=initialization,
+    identical_layers=identical_layers,
+    prediction=prediction,
+  )
+  clean = assembly.choose('text', text, {'tff': lambda raw: raw, 'leaf': _leaf_text})
   codes = {
-    split: _codes_by_role(examples)
+    split: {role: encode(clean(raw)) for role, raw in _text_by_role(examples).items()}
     for split, examples in sources.load_shakespeare(data_dir).items()
   }
   roles = _choose_roles(codes, num_clients, partition_seed)
-  examples, owners = {}, None
-  for split, minimum in _MIN_WINDOWS.items():
+  examples, owners, labels = {}, None, None
+  for split, count in _WINDOWS.items():
     windows = [_windows(codes[split][role]) for role in roles]
     if crop_windows:
       windows = [
-        _cropped(w, minimum, f'{split}/{partition_seed}/{role}') for w, role in zip(windows, roles)
+        _cropped(w, count, f'{split}/{partition_seed}/{role}') for w, role in zip(windows, roles)
       ]
+    joined = np.concatenate(windows)
     if split == 'train':
       owners = np.repeat(roles, [len(w) for w in windows])
-    joined = np.concatenate(windows)
-    if split == 'test':
+      labels = joined[:, WINDOW].astype(np.int32)
+    else:
       # Mixed once, so that the first batches are a fair sample of all roles.
       joined = joined[np.random.RandomState(0).permutation(len(joined))]
     examples[split] = collections.OrderedDict(
-      x=collections.OrderedDict(tokens=joined[:, :WINDOW]), y=joined[:, WINDOW].astype(np.int32)
+      x=collections.OrderedDict(tokens=joined[:, :WINDOW]),
+      y=joined[:, 1:] if prediction == 'every' else joined[:, WINDOW].astype(np.int32),
     )
   return assembly.assemble(
     'shakespeare',
     train=examples['train'],
     test=examples['test'],
-    partition=partition_lib.build_natural(examples['train']['y'], owners),
-    network=builder(VOCABULARY_SIZE, dropout_rate=dropout),
+    partition=partition_lib.build_natural(labels, owners),
+    network=network,
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
@@ -81,21 +102,23 @@ def encode(text: bytes) -> np.ndarray:
   return _CODES[np.frombuffer(text, np.uint8)]
 
 
-def _codes_by_role(examples):
+def _text_by_role(examples):
   """Joins each role's speeches by newlines."""
   speeches = collections.defaultdict(list)
   for role, snippet in zip(examples['client_id'], examples['snippets']):
     speeches[role.decode()].append(snippet)
-  return {role: encode(b'\n'.join(parts)) for role, parts in speeches.items()}
+  return {role: b'\n'.join(parts) for role, parts in speeches.items()}
+
+
+def _leaf_text(raw):
+  return re.sub(b' {2,}', b' ', raw.replace(b'\n', b' '))
 
 
 def _choose_roles(codes, num_clients, seed):
   eligible = sorted(
     role
     for role in codes['train']
-    if all(
-      len(codes[split].get(role, ())) - WINDOW >= minimum for split, minimum in _MIN_WINDOWS.items()
-    )
+    if all(len(codes[split].get(role, ())) - WINDOW > count for split, count in _WINDOWS.items())
   )
   if not 1 <= num_clients <= len(eligible):
     raise ValueError(

@@ -51,6 +51,7 @@ class Task(tff.simulation.baselines.BaselineTask):
     local_epochs: int | None = None,
     seed: int,
     own_rows_only: bool = False,
+    with_size: bool = False,
   ) -> tf.data.Dataset:
     """Returns a client's round as one element: resident arrays and the index of each batch.
 
@@ -63,9 +64,12 @@ class Task(tff.simulation.baselines.BaselineTask):
       seed: The run's seed for batches.
       own_rows_only: If True, `data` holds the client's own examples, for runtimes that serialise
         a dataset. If False, `data` is the whole training set, shared and never copied.
+      with_size: If True, the element also says how many examples the client holds, for algorithms
+        that weight by them (`client_weighting=algorithms.DATA_SIZE`).
 
     Returns:
-      A dataset of one element, `OrderedDict(data=..., index=int32 [steps, batch_size])`.
+      A dataset of one element, `OrderedDict(data=..., index=int32 [steps, batch_size])`, and with
+      `with_size` a third entry, `num_examples`.
 
     Raises:
       ValueError: If the client is unknown or a number is out of range.
@@ -77,9 +81,10 @@ class Task(tff.simulation.baselines.BaselineTask):
       data = self._arrays
       index = np.where(index < 0, -1, rows[index])
     seeds = batches.make_step_seeds(len(index), client_id, round_num, seed=seed)
+    size = {'num_examples': np.int32(len(rows))} if with_size else {}
     with tf.device('CPU:0'):
       return tf.data.Dataset.from_tensors(
-        collections.OrderedDict(data=self._with_seed(data, seeds), index=index)
+        collections.OrderedDict(data=self._with_seed(data, seeds), index=index, **size)
       )
 
   def client_batches(

@@ -1,7 +1,8 @@
-"""The algorithms of DESIGN.md once more, in float64 NumPy. Imports nothing from the package.
+"""The algorithms of docs/paper.md once more, in float64 NumPy. Imports nothing from the package.
 
 The model is `tanh(x w + b)` with squared loss; weights are lists `[w, b]`, and a client is a list
-of batches `(x, y)`.
+of batches `(x, y)`. With the option `released=True`, a server follows the conventions of the
+paper's released code where they differ from the paper; they are marked with their numbers there.
 """
 
 import numpy as np
@@ -27,20 +28,25 @@ def squared_errors(weights, batch):
 class Client:
   """Local training, and what it counts."""
 
-  def __init__(self, batches):
+  def __init__(self, batches, data_size=None):
     self.batches = batches
-    self.num_examples = sum(len(y) for _, y in batches)
+    self.data_size = data_size
+    self.norm_epsilon = 0.0
     self.clipped_norms, self.squared_errors = [], []
+
+  @property
+  def num_processed(self):
+    return sum(len(y) for _, y in self.batches)
 
   def step(self, rule, x, g, lr, wd, bound):
     if rule == 'nar':
       d = [a + wd * b for a, b in zip(g, x)]
       size = norm(d)
-      s = min(1.0, bound / size)
+      s = min(1.0, bound / (size + self.norm_epsilon))
       new = [b - lr * s * a for a, b in zip(d, x)]
     elif rule == 'clip':
       size = norm(g)
-      s = min(1.0, bound / size)
+      s = min(1.0, bound / (size + self.norm_epsilon))
       new = [(1 - lr * wd) * b - lr * s * a for a, b in zip(g, x)]
     else:
       raise ValueError(rule)
@@ -67,11 +73,16 @@ def weighted_mean(values, weights):
 class Server:
   """One algorithm: `round(...)` trains, `weights` is the model, `evaluated` the one to evaluate."""
 
-  def __init__(self, algorithm, weights, clients, **options):
-    self.algorithm, self.options = algorithm, options
+  def __init__(self, algorithm, weights, clients, data_sizes=None, released=False, **options):
+    self.algorithm, self.options, self.released = algorithm, options, released
     self.weights = [np.array(v, np.float64) for v in weights]
     self.evaluated = self.weights
-    self.clients = [Client(batches) for batches in clients]
+    self.clients = [
+      Client(batches, size) for batches, size in zip(clients, data_sizes or [None] * len(clients))
+    ]
+    if released:  # D10.
+      for client in self.clients:
+        client.norm_epsilon = 1e-6
     self.t = 0
     zeros = [np.zeros_like(v) for v in self.weights]
     self.c, self.c_i = zeros, [zeros for _ in clients]
@@ -87,12 +98,23 @@ class Server:
       return lambda y: [a - b for a, b in zip(self.c, self.c_i[i])]
     return lambda y: [np.zeros_like(a) for a in y]
 
+  def weight(self, i, by_examples):
+    if self.released:  # D2, F7.
+      return self.clients[i].data_size
+    return self.clients[i].num_processed if by_examples else 1.0
+
+  def epsilon(self):
+    """The server's epsilon in round `t`, from 1: with F6 and F8 it decays, before round 1 already."""
+    if not self.released:
+      return self.options['eps']
+    return self.options['eps'] * self.options['decay'] ** (2 * self.t)
+
   def round(self, participants, rule, lr, wd, bound, by_examples=False):
     updates = [
       self.clients[i].train(rule, self.weights, lr, wd, bound, self.correction(i))
       for i in participants
     ]
-    p = [self.clients[i].num_examples if by_examples else 1.0 for i in participants]
+    p = [self.weight(i, by_examples) for i in participants]
     if self.algorithm == 'scaffold':
       self.update_control(participants, updates, lr)
     mean = [weighted_mean(leaf, p) for leaf in zip(*updates)]
@@ -122,7 +144,8 @@ class Server:
       new[i] = [a - b + u / distance for a, b, u in zip(self.c_i[i], self.c, update)]
     self.c_i = new
     # By definition the mean over all clients, those too that did not take part.
-    self.c = [np.mean(leaf, axis=0) for leaf in zip(*new)]
+    p = [self.weight(i, False) for i in range(len(new))]  # D9, F7.
+    self.c = [weighted_mean(leaf, p) for leaf in zip(*new)]
 
   def server_step(self, mean, updates, p):
     o, self.step_size = self.options, 1.0
@@ -132,18 +155,21 @@ class Server:
     if self.algorithm == 'fed_adam':
       self.step_size = o['eta']
       self.m = [o['beta_1'] * m + (1 - o['beta_1']) * d for m, d in zip(self.m, mean)]
-      if o['variant'] == 'paper':
+      if not self.released:
         self.v = [o['beta_2'] * v + (1 - o['beta_2']) * d**2 for v, d in zip(self.v, mean)]
         unbias = np.sqrt(1 - o['beta_2'] ** self.t) / (1 - o['beta_1'] ** self.t)
-        return [o['eta'] * unbias * m / (np.sqrt(v) + o['eps']) for m, v in zip(self.m, self.v)]
+        return [
+          o['eta'] * unbias * m / (np.sqrt(v) + self.epsilon()) for m, v in zip(self.m, self.v)
+        ]
+      # D5, D6.
       self.v = [o['beta_2'] * v + (1 - o['beta_2']) * m**2 for v, m in zip(self.v, self.m)]
-      eps = o['eps'] * (0.998**2) ** self.t
       return [
-        o['eta'] * (m / (1 - o['beta_1'])) / np.sqrt(v / (1 - o['beta_2']) + eps)
+        o['eta'] * (m / (1 - o['beta_1'])) / np.sqrt(v / (1 - o['beta_2']) + self.epsilon())
         for m, v in zip(self.m, self.v)
       ]
     if self.algorithm == 'fed_exp':
       mean_square = weighted_mean([norm(u) ** 2 for u in updates], p)
-      self.step_size = max(1.0, mean_square / (2 * (norm(mean) ** 2 + o['eps'])))
+      added = self.epsilon() * (len(updates) if self.released else 1)  # F8.
+      self.step_size = max(1.0, mean_square / (2 * (norm(mean) ** 2 + added)))
       return [self.step_size * d for d in mean]
     return mean

@@ -27,13 +27,7 @@ CASES = {
     'fed_adam',
     {'server_learning_rate': 0.2, 'epsilon': 0.05, **ADAM},
     'fed_adam',
-    {'eta': 0.2, 'eps': 0.05, 'variant': 'paper', **ADAM},
-  ),
-  'fed_adam_reference': (
-    'fed_adam',
-    {'server_learning_rate': 0.2, 'epsilon': 0.05, 'variant': 'reference', **ADAM},
-    'fed_adam',
-    {'eta': 0.2, 'eps': 0.05, 'variant': 'reference', **ADAM},
+    {'eta': 0.2, 'eps': 0.05, **ADAM},
   ),
   'fed_avgm': ('fed_avgm', {'server_momentum': 0.6}, 'fed_avgm', {'momentum': 0.6}),
 }

@@ -145,9 +145,10 @@ def test_registry_lists_the_known_names():
 def test_presets_differ_as_paper_and_code_do():
   paper, code = (algorithms.get_preset(preset, 'fed_exp') for preset in algorithms.PRESETS)
   assert (paper['average_last_two'], code['average_last_two']) == (False, True)
+  assert (paper['variant'], code['variant']) == ('paper', 'reference')
   for name in algorithms.ALGORITHMS:
     weighting = algorithms.get_preset('reference', name)['client_weighting']
-    assert weighting is tff.learning.ClientWeighting.NUM_EXAMPLES
+    assert weighting is algorithms.DATA_SIZE
 
 
 @pytest.mark.parametrize(

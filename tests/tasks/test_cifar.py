@@ -56,33 +56,68 @@ def test_augmentation_is_a_function_of_its_seed(augment):
   assert np.any(augment(images, _SEED) != augment(images, _SEED + 1))
 
 
+MEAN, DEVIATION = [0.491, 0.482, 0.447], [0.247, 0.243, 0.262]
+
+
+@pytest.mark.parametrize('padding', ['mean', 'black'])
 @pytest.mark.parametrize('augmentation', ['per_image', 'per_batch', 'none'])
-def test_model_normalises_and_augments_in_training_only(augmentation, fake_cifar10):
-  task = tasks.create_task('cifar10', model='mlp', num_clients=3, augmentation=augmentation)
+def test_model_normalises_and_augments_in_training_only(augmentation, padding, fake_cifar10):
+  switches = {} if augmentation == 'none' else {'padding': padding}
+  task = tasks.create_task(
+    'cifar10', model='mlp', num_clients=3, augmentation=augmentation, **switches
+  )
   model = task.model_fn()
   k0, b0, k1, b1 = (v.numpy() for v in model.trainable_variables)
 
-  def expected(images):
-    mean, deviation = [0.491, 0.482, 0.447], [0.247, 0.243, 0.262]
-    x = ((images / 255.0 - mean) / deviation).reshape(len(images), -1)
-    return np.maximum(x @ k0 + b0, 0) @ k1 + b1
+  def expected(pixels):
+    return np.maximum(pixels.reshape(len(pixels), -1) @ k0 + b0, 0) @ k1 + b1
 
   images = _images(4)
+  normalised = (images / 255.0 - MEAN) / DEVIATION
   x = {'image': images, 'seed': _SEED}
   np.testing.assert_allclose(
-    model.predict_on_batch(x, training=False), expected(images), rtol=1e-4, atol=1e-5
+    model.predict_on_batch(x, training=False), expected(normalised), rtol=1e-4, atol=1e-5
   )
   augment = {
     'per_image': cifar.augment_per_image,
     'per_batch': cifar.augment_per_batch,
-    'none': lambda images, seed: tf.constant(images),
+    'none': lambda images, seed: images,
   }[augmentation]
+  # Black is 0 before normalising, the mean 0 after it.
+  if padding == 'mean':
+    pixels = np.asarray(augment(tf.constant(normalised), _SEED))
+  else:
+    pixels = (np.asarray(augment(tf.constant(images), _SEED)) / 255.0 - MEAN) / DEVIATION
   np.testing.assert_allclose(
-    model.predict_on_batch(x, training=True),
-    expected(augment(images, _SEED).numpy()),
-    rtol=1e-4,
-    atol=1e-5,
+    model.predict_on_batch(x, training=True), expected(pixels), rtol=1e-4, atol=1e-4
   )
+
+
+@pytest.mark.parametrize('padding', [None, 'mean', 'black'])
+def test_padded_pixels_are_the_mean_or_black(padding, fake_cifar10, monkeypatch):
+  """-1.99, -1.98 and -1.71 are what black becomes by normalising."""
+  # A model that shows the pixels it is given.
+  monkeypatch.setattr(
+    models, 'build_mlp', lambda _: lambda param, x, training: tf.reshape(x, [-1, 32 * 32 * 3])
+  )
+  switches = {'padding': padding} if padding else {}
+  model = tasks.create_task('cifar10', model='mlp', num_clients=3, **switches).model_fn()
+  x = {'image': np.full([500, 32, 32, 3], 200, np.uint8), 'seed': _SEED}
+  pixels = model.predict_on_batch(x, training=True).numpy().reshape([-1, 3])
+  inside = np.all(np.abs(pixels - (200 / 255 - np.array(MEAN)) / DEVIATION) < 1e-3, axis=1)
+  outside = [-1.988, -1.984, -1.706] if padding == 'black' else [0.0, 0.0, 0.0]
+  np.testing.assert_allclose(
+    pixels[~inside], np.broadcast_to(outside, pixels[~inside].shape), atol=1e-3
+  )
+  # A shift by |0 - 4| to |8 - 4| pixels, 20 / 9 on average, each way: 1 - (1 - 20 / 9 / 32)^2.
+  assert abs(np.mean(~inside) - 0.134) < 0.01
+
+
+def test_padding_without_augmentation_is_an_error(fake_cifar10):
+  with pytest.raises(ValueError, match="padding has no meaning .* found padding='mean'"):
+    tasks.create_task('cifar10', num_clients=3, augmentation='none', padding='mean')
+  with pytest.raises(ValueError, match="Unknown padding 'white', choose one of: mean, black"):
+    tasks.create_task('cifar10', num_clients=3, padding='white')
 
 
 def test_pooling_switch_reaches_resnet18(fake_cifar10, monkeypatch):

@@ -16,11 +16,12 @@ def _spec(shape, dtype=tf.float32):
   )
 
 
-def _text_spec(positions):
+def _text_spec(positions, every=False):
   x = collections.OrderedDict(
     tokens=tf.TensorSpec([None, positions], tf.uint8), seed=tf.TensorSpec([2], tf.int32)
   )
-  return collections.OrderedDict(x=x, y=tf.TensorSpec([None], tf.int32))
+  y = tf.TensorSpec([None, positions], tf.uint8) if every else tf.TensorSpec([None], tf.int32)
+  return collections.OrderedDict(x=x, y=y)
 
 
 def _random_model(network, spec, seed=0):
@@ -99,8 +100,8 @@ def _np_resnet18(weights, x, window):
   return x[:, :window, :window].mean(axis=(1, 2)) @ next(weights) + next(weights)
 
 
-def _np_transformer(weights, tokens, layers, heads):
-  """Every position of every layer is computed here, and the last one read at the end."""
+def _np_transformer(weights, tokens, layers, heads, causal=False):
+  """Every position of every layer is computed here, and the logits after each are returned."""
   weights = iter(weights)
   table, positions = next(weights), next(weights)
   width = table.shape[1]
@@ -112,14 +113,15 @@ def _np_transformer(weights, tokens, layers, heads):
     for n in range(len(x)):
       for h in range(heads):
         part = slice(h * width // heads, (h + 1) * width // heads)
-        scores = query[n, :, part] @ key[n, :, part].T / np.sqrt(width // heads)
-        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
-        context[n, :, part] = shares @ value[n, :, part]
+        for p in range(x.shape[1]):
+          seen = slice(p + 1) if causal else slice(None)
+          scores = key[n, seen, part] @ query[n, p, part] / np.sqrt(width // heads)
+          shares = np.exp(scores - scores.max())
+          context[n, p, part] = shares @ value[n, seen, part] / shares.sum()
     x = _np_layer_norm(x + context @ next(weights) + next(weights), next(weights), next(weights))
     y = _np_relu(x @ next(weights) + next(weights)) @ next(weights) + next(weights)
     x = _np_layer_norm(x + y, next(weights), next(weights))
-  return x[:, -1] @ next(weights) + next(weights)
+  return x @ next(weights) + next(weights)
 
 
 def test_parameter_counts_are_the_papers():
@@ -163,14 +165,158 @@ def test_group_norm_equals_numpy(shift):
   np.testing.assert_allclose(actual, _np_group_norm(x, scale, offset), atol=1e-5 * (1 + shift**2))
 
 
+@pytest.mark.parametrize('prediction', ['last', 'every'])
 @pytest.mark.parametrize('layers', [1, 2])
-def test_transformer_equals_numpy(layers):
-  network = models.build_transformer(11, layers=layers, heads=2, width=8, hidden=12)
-  model, weights = _random_model(network, _text_spec(7))
+def test_transformer_equals_numpy(layers, prediction):
+  network = models.build_transformer(
+    11, layers=layers, heads=2, width=8, hidden=12, dropout_rate=0.0, prediction=prediction
+  )
+  every = prediction == 'every'
+  model, weights = _random_model(network, _text_spec(7, every))
   tokens = np.random.RandomState(1).randint(0, 11, [3, 7])
   x = {'tokens': tokens.astype(np.uint8), 'seed': np.zeros(2, np.int32)}
+  expected = _np_transformer(weights, tokens, layers, 2, causal=every)
   actual = model.predict_on_batch(x, training=False)
-  np.testing.assert_allclose(actual, _np_transformer(weights, tokens, layers, 2), atol=1e-4)
+  np.testing.assert_allclose(actual, expected[:, -1], atol=1e-4)
+  actual = model.predict_on_batch(x, training=True)
+  np.testing.assert_allclose(actual, expected if every else expected[:, -1], atol=1e-4)
+
+
+# Deviations by leaf, from the released scheme of PyTorch's layers at width 128 and hidden 512:
+# N(0, 1) has 1; Xavier on 128 x 384, uniform in +- sqrt(6 / 512) = 0.1083, has 0.0625; a linear
+# layer of n inputs, uniform in +- 1 / sqrt(n), has 1 / sqrt(3 n).
+RELEASED_DEVIATIONS = {
+  'characters': 1.0,
+  'positions': 1.0,
+  'attention/kernel': 0.0625,
+  'attention/bias': 0.0,
+  'attention/out/kernel': 0.05103,
+  'attention/out/bias': 0.0,
+  'norm0/scale': 0.0,
+  'norm0/offset': 0.0,
+  'hidden/kernel': 0.05103,
+  'hidden/bias': 0.05103,
+  'out/kernel': 0.02552,
+  'out/bias': 0.02552,
+  'norm1/scale': 0.0,
+  'norm1/offset': 0.0,
+  'logits/kernel': 0.05103,
+  'logits/bias': 0.05103,
+}
+
+
+def _initial_leaves(seed=0, **options):
+  """The initial weights of the paper's transformer by name."""
+  model = models.build_model_fns(models.build_transformer(80, **options), _text_spec(80), seed)[0]()
+  return {v.name.removesuffix(':0'): v.numpy() for v in model.trainable_variables}
+
+
+def test_transformer_starts_with_the_deviations_of_the_released_code():
+  # A bias of 80 numbers has a deviation of its own luck: those of eight seeds are taken together.
+  pooled = collections.defaultdict(list)
+  for seed in range(8):
+    leaves = _initial_leaves(seed)
+    assert len(leaves) == 2 + 6 * 12 + 2
+    for name, leaf in leaves.items():
+      pooled[name].append(leaf)
+  for name, of_seeds in pooled.items():
+    kind = name.split('/', 1)[1] if name.startswith('layer') else name
+    numbers = np.stack(of_seeds).astype(np.float64)
+    center = 1.0 if kind.endswith('scale') else 0.0
+    deviation = np.sqrt(np.mean((numbers - center) ** 2))
+    np.testing.assert_allclose(deviation, RELEASED_DEVIATIONS[kind], rtol=0.05, err_msg=name)
+    if kind in ('characters', 'positions'):
+      assert np.abs(numbers).max() > 3.5  # Normal: a uniform of deviation 1 ends at 1.73.
+
+
+def test_layers_start_identical_only_if_asked():
+  for identical in (False, True):
+    leaves = _initial_leaves(identical_layers=identical)
+    for name, leaf in leaves.items():
+      if name.startswith('layer3') and leaf.std() > 0:
+        of_first = leaves[name.replace('layer3', 'layer0')]
+        assert np.array_equal(leaf, of_first) == identical, name
+  # The first layer is the same with and without, and so is what is no layer.
+  single = _initial_leaves()
+  for name in ('characters', 'layer0/attention/kernel', 'logits/kernel'):
+    np.testing.assert_array_equal(leaves[name], single[name])
+
+
+def test_earlier_initial_weights_are_a_switch():
+  leaves = _initial_leaves(initialization='uniform')
+  for name, bound in {
+    'characters': 0.1,
+    'positions': 1.0,
+    'layer2/attention/kernel': 128**-0.5,
+    'layer2/attention/out/bias': 128**-0.5,
+  }.items():
+    assert 0.95 * bound < np.abs(leaves[name]).max() <= bound
+
+
+@pytest.mark.parametrize(
+  ('argument', 'message'),
+  [
+    ({'initialization': 'zero'}, "must be one of .'released', 'uniform'., found 'zero'"),
+    ({'prediction': 'first'}, "must be one of .'last', 'every'., found 'first'"),
+  ],
+)
+def test_unknown_names_are_told(argument, message):
+  with pytest.raises(ValueError, match=message):
+    models.build_transformer(80, **argument)
+
+
+def test_a_causal_model_sees_nothing_of_the_future():
+  network = models.build_transformer(
+    11, layers=2, heads=2, width=8, hidden=12, dropout_rate=0.0, prediction='every'
+  )
+  model, _ = _random_model(network, _text_spec(7, every=True))
+  tokens = np.random.RandomState(1).randint(0, 11, [2, 7]).astype(np.uint8)
+  changed = tokens.copy()
+  changed[:, 4] = (tokens[:, 4] + 1) % 11
+  seed = np.zeros(2, np.int32)
+  before, after = (
+    model.predict_on_batch({'tokens': t, 'seed': seed}, training=True).numpy()
+    for t in (tokens, changed)
+  )
+  np.testing.assert_array_equal(before[:, :4], after[:, :4])
+  assert np.abs(before[:, 4:] - after[:, 4:]).max(axis=(0, 2)).min() > 1e-3
+
+
+def test_every_position_is_trained_and_the_last_one_tested():
+  """Loss, accuracy and number of examples of both kinds of model, against NumPy."""
+  network = models.build_transformer(
+    5, layers=1, heads=1, width=4, hidden=4, dropout_rate=0.0, prediction='every'
+  )
+  model_fn, functional_model_fn = models.build_model_fns(network, _text_spec(6, every=True))
+  model, functional = model_fn(), functional_model_fn()
+  weights = [np.asarray(w, np.float64) for w in functional.initial_weights[0]]
+  generator = np.random.RandomState(0)
+  for training in (True, False):
+    model.reset_metrics()
+    state = functional.initialize_metrics_state()
+    losses, hits = [], []
+    for n in (4, 3):
+      windows = generator.randint(0, 5, [n, 7]).astype(np.uint8)
+      x = collections.OrderedDict(tokens=windows[:, :6], seed=np.zeros(2, np.int32))
+      y = windows[:, 1:]
+      output = model.forward_pass(collections.OrderedDict(x=x, y=tf.constant(y)), training=training)
+      logits = functional.predict_on_batch(functional.initial_weights, x, training=training)
+      np.testing.assert_array_equal(functional.loss(logits, tf.constant(y)), output.loss)
+      assert output.num_examples == n
+      state = functional.update_metrics_state(state, tf.constant(y), output)
+      expected = _np_transformer(weights, x['tokens'], 1, 1, causal=True)
+      shares = np.exp(expected) / np.exp(expected).sum(axis=-1, keepdims=True)
+      for example, position in np.ndindex(n, 6):
+        if training or position == 5:
+          target = y[example, position]
+          losses.append(-np.log(shares[example, position, target]))
+          hits.append(shares[example, position].argmax() == target)
+    expected = {'loss': np.mean(losses), 'accuracy': np.mean(hits), 'num_examples': 7}
+    unfinalized = model.report_local_unfinalized_metrics()
+    finalized = functional.finalize_metrics(state)
+    for name, finalizer in model.metric_finalizers().items():
+      np.testing.assert_allclose(finalizer(unfinalized[name]), expected[name], rtol=1e-5)
+      np.testing.assert_allclose(finalized[name], expected[name], rtol=1e-5)
 
 
 def test_transformer_learns_to_look_back():
@@ -193,6 +339,24 @@ def test_transformer_learns_to_look_back():
   losses = [float(step(rng.integers(0, 5, [64, 8], np.int32))) for _ in range(100)]
   assert losses[0] > 1.4
   assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize('input_dropout', [False, True])
+def test_embedded_input_is_dropped_only_if_asked(input_dropout, monkeypatch):
+  rates = []
+  monkeypatch.setattr(
+    models, 'dropout', lambda x, rate, seed: rates.append((x.shape[1:], rate)) or x
+  )
+  network = models.build_transformer(
+    11, layers=2, heads=2, width=8, hidden=12, input_dropout=input_dropout
+  )
+  model, _ = _random_model(network, _text_spec(7))
+  x = {'tokens': np.zeros([3, 7], np.uint8), 'seed': np.array([1, 2], np.int32)}
+  model.predict_on_batch(x, training=True)
+  of_layer = [[2, 7, 7], [7, 8], [7, 12], [7, 8]]  # Attention, residual, hidden, residual.
+  of_last_layer = [[2, 1, 7], [1, 8], [1, 12], [1, 8]]
+  expected = [[7, 8]] * input_dropout + of_layer + of_last_layer
+  assert rates == [(shape, 0.1) for shape in expected]
 
 
 def test_dropout_draws_from_the_seed_in_training_only():

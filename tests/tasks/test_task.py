@@ -56,6 +56,22 @@ def test_packed_and_ordinary_batches_are_equal(name, own_rows_only, unpack, fake
       _assert_equal(a, b)
 
 
+@pytest.mark.parametrize('own_rows_only', [False, True])
+def test_packed_clients_say_how_much_they_hold_if_asked(own_rows_only):
+  task = tasks.create_task('digits', partition='dirichlet_unequal')
+  sizes = [len(rows) for rows in task.partition.rows]
+  assert len(set(sizes)) > 10
+  arguments = dict(batch_size=2, local_steps=1, seed=0, own_rows_only=own_rows_only)
+  for client_id, size in zip(task.partition.client_ids, sizes):
+    plain, sized = (
+      task.packed_client(client_id, 0, **arguments, with_size=with_size)
+      for with_size in (False, True)
+    )
+    (element,) = sized.as_numpy_iterator()
+    assert element.pop('num_examples') == size
+    _assert_equal(element, next(plain.as_numpy_iterator()))
+
+
 def test_an_epoch_is_the_clients_own_examples_once_each(fake_cifar10):
   task = _create('cifar10')
   for client_id, rows in zip(task.partition.client_ids[:5], task.partition.rows):
