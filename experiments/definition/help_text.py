@@ -2,6 +2,8 @@
 
 import textwrap
 
+from absl import flags
+
 from experiments.definition import catalogue, settings
 
 _GROUPS = {
@@ -12,14 +14,7 @@ _GROUPS = {
   'run': 'The run',
   'runtime': 'Where it runs',
 }
-_OTHERS = {
-  'preset': "A cell of the paper's tables and figures, as variant/name; other flags override it.",
-  'flagfile': 'A file with flags, one a line.',
-  'print_flags': 'Only print the settings of the run, as a file for --flagfile.',
-  'quiet': 'Print nothing but errors.',
-  'debug': 'Show the traceback of an error.',
-  'helpfull': 'List all flags, those of the libraries too.',
-}
+_OTHERS = ('preset', 'flagfile', 'print_flags', 'quiet', 'debug', 'helpfull')
 
 
 def train(docstring: str) -> str:
@@ -31,8 +26,9 @@ def train(docstring: str) -> str:
       if setting.group == group:
         lines += _entry(setting.name, f'{setting.help} {_values(setting)}')
   lines += ['', 'Of this command:']
-  for name, text in _OTHERS.items():
-    lines += _entry(name, text)
+  for name in _OTHERS:
+    if name in flags.FLAGS:
+      lines += _entry(name, flags.FLAGS[name].help)
   return '\n'.join(lines)
 
 
@@ -53,16 +49,15 @@ def _values(setting):
 def _defaults(setting):
   if setting.default is not None:
     return f'; default {_text(setting.default)}'
-  found = [
-    (option.name, option.settings[setting.name])
-    for options in catalogue.CHOICES.values()
-    for option in options.values()
-    if setting.name in option.settings
-  ]
-  stated = [(owner, value) for owner, value in found if value is not None]
-  if stated:
-    return '; ' + ', '.join(f'{owner}: {_text(value)}' for owner, value in stated)
-  return '; only for ' + ', '.join(owner for owner, _ in found) if found else ''
+  by_value = {}
+  for options in catalogue.CHOICES.values():
+    for option in options.values():
+      if setting.name in option.settings:
+        by_value.setdefault(option.settings[setting.name], []).append(option.name)
+  for_none = by_value.pop(None, [])
+  if by_value:
+    return '; default ' + ', '.join(f'{_text(v)} for {" ".join(o)}' for v, o in by_value.items())
+  return f'; for {" ".join(for_none)}' if for_none else ''
 
 
 def _text(value):
