@@ -65,11 +65,16 @@ def make_runner():
   )
 
 
+def command(cell):
+  """Returns the command that runs a cell."""
+  return [sys.executable, '-m', 'experiments.train', *cell.arguments]
+
+
 def run_all(cells, runner):
   """Runs cells and returns the directories of those that failed."""
   failed = []
   try:
-    jobs = {cell.directory: runner.submit(cell.directory, cell.command) for cell in cells}
+    jobs = {cell.directory: runner.submit(cell.directory, command(cell)) for cell in cells}
     for path, job in tqdm.tqdm(jobs.items(), 'sweep', unit='run', disable=None):
       try:
         reason = f'exit code {code}' if (code := job.result()) != 0 else None
@@ -96,7 +101,7 @@ def main():
   for reason in refused.values():
     print(f'sweep: left out: {reason}', file=sys.stderr)
   if _DRY_RUN.value:
-    print('\n'.join([*(shlex.join(cell.command) for cell in todo), f'# {counts}']))
+    print('\n'.join([*(shlex.join(command(cell)) for cell in todo), f'# {counts}']))
     return 0
   directory.check_writable(_OUTPUT_DIR.value)
   runner = make_runner()

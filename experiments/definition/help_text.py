@@ -14,7 +14,7 @@ _GROUPS = {
   'run': 'The run',
   'runtime': 'Where it runs',
 }
-_OTHERS = ('preset', 'flagfile', 'print_flags', 'quiet', 'debug', 'helpfull')
+_OTHERS = ('preset', 'print_flags', 'quiet', 'debug')
 
 
 def train(docstring: str) -> str:
@@ -29,6 +29,8 @@ def train(docstring: str) -> str:
   for name in _OTHERS:
     if name in flags.FLAGS:
       lines += _entry(name, flags.FLAGS[name].help)
+  lines += _entry('flagfile', 'A file with flags, one a line.')  # This and the next are of absl.
+  lines += _entry('helpfull', 'List all flags, those of the libraries too.')
   return '\n'.join(lines)
 
 

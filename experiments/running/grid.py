@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,19 +19,13 @@ class Cell:
 
   Attributes:
     directory: Where it is written.
-    arguments: Those of `train`, but for where.
+    arguments: Those of `train`.
     settings: What they mean.
   """
 
   directory: pathlib.Path
   arguments: tuple[str, ...]
   settings: Mapping[str, Any]
-
-  @property
-  def command(self) -> list[str]:
-    """The command that runs it."""
-    where = f'--output_dir={self.directory}'
-    return [sys.executable, '-m', 'experiments.train', *self.arguments, where]
 
 
 def sources(
@@ -122,7 +115,8 @@ def make(
       settings = parsing.parse(arguments)
     except UsageError as e:
       raise UsageError(f'{folder}: {e}') from e
-    cells[folder] = Cell(pathlib.Path(output_dir) / folder, arguments, settings)
+    path = pathlib.Path(output_dir) / folder
+    cells[folder] = Cell(path, (*arguments, f'--output_dir={path}'), settings)
   return list(cells.values())
 
 

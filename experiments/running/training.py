@@ -101,13 +101,17 @@ def _describe(settings, task, num_weights, path, round_num):
   import fednar_tff
 
   s = settings
-  split = f' ({s["partition"]}, alpha {s["alpha"]:g})' if s.get('alpha') is not None else ''
+  split = ', '.join(
+    text.format(s[name])
+    for name, text in (('partition', '{}'), ('alpha', 'alpha {:g}'))
+    if s.get(name) is not None
+  )
   work = f'{s["local_steps"]} steps' if 'local_steps' in s else f'{s["local_epochs"]} epochs'
   bound = f', A = {s["max_norm"]:g}' if 'max_norm' in s else ''
   devices = ', '.join(fednar_tff.runtime.describe().get('devices', ())) or s.get('workers', '')
   begins = f'resumes after round {round_num}' if round_num else 'starts'
   return '\n'.join([
-    f'{s["task"]}: {s.get("model", "its own model")}, {num_weights:,} weights, {len(task.partition.client_ids)} clients{split}',
+    f'{s["task"]}: {s.get("model", "its own model")}, {num_weights:,} weights, {len(task.partition.client_ids)} clients{split and f" ({split})"}',
     f'{catalogue.ALGORITHMS[s["algorithm"]].title} with {s["client_optimizer"]}: learning rate {s["learning_rate"]:g}, '
     f'weight decay {s["weight_decay"]:g}{bound}; {work} of {s["batch_size"]} examples on {s["clients_per_round"]} clients a round',
     f'on {s["runtime"]} ({devices})',
