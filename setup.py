@@ -40,10 +40,9 @@ setuptools.setup(
   long_description=(HERE / 'README.md').read_text(),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
-  packages=setuptools.find_packages(
-    include=['fednar_tff', 'fednar_tff.*', 'experiments', 'experiments.*']
-  ),
-  package_data={'fednar_tff': ['py.typed'], 'experiments': ['presets/*/*.flags']},
+  # Not `experiments`: its name is too common for other people's environments. It runs from the checkout, or the sdist.
+  packages=setuptools.find_packages(include=['fednar_tff', 'fednar_tff.*']),
+  package_data={'fednar_tff': ['py.typed']},
   python_requires='>=3.10,<3.12',
   install_requires=REQUIREMENTS,
   extras_require={

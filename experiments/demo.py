@@ -5,9 +5,9 @@ The images come with scikit-learn, so nothing is downloaded. This is `train` fou
 
 import pathlib
 import shutil
-import sys
 
-from experiments import settings as settings_lib
+from experiments import command_line
+from experiments.definition import identity
 
 OUTPUT_DIR = pathlib.Path('runs/demo')
 WEIGHT_DECAYS = (0.001, 0.05)
@@ -30,7 +30,6 @@ SETTINGS = {
 
 
 def main():
-  defaults = {setting.name: setting.default for setting in settings_lib.SETTINGS}
   shutil.rmtree(OUTPUT_DIR, ignore_errors=True)
   print(
     'FedAvg on 1,437 images of digits, split over 20 clients (Dirichlet, alpha 0.3), 5 clients a round, 60 rounds.'
@@ -38,7 +37,8 @@ def main():
   print(
     'baseline: clip the gradient, then decay the weights.  NAR: clip both together.  Bound 0.3, learning rate 0.1.\n'
   )
-  from experiments import plots, results, tables, training
+  from experiments.reading import figures, runs, tables
+  from experiments.running import training
 
   for weight_decay in WEIGHT_DECAYS:
     for optimizer in ('clip', 'nar'):
@@ -47,9 +47,9 @@ def main():
         'client_optimizer': optimizer, 'weight_decay': weight_decay, 'title': name,
         'output_dir': str(OUTPUT_DIR / f'{optimizer}_wd{weight_decay:g}'),
       }  # fmt: skip
-      training.train(settings_lib.resolve({**defaults, **SETTINGS, **chosen}), quiet=True)
+      training.train(identity.resolve({**SETTINGS, **chosen}), quiet=True)
 
-  experiment = tables.Experiment(results.find_runs([OUTPUT_DIR]))
+  experiment = tables.Experiment(runs.find_runs([OUTPUT_DIR]))
   print(
     '\nTest accuracy in % after the last round (one seed; settings chosen so that clipping matters, see above):\n'
   )
@@ -57,12 +57,9 @@ def main():
   print(tables.format_table(header[1:5], [row[1:5] for row in rows], 'terminal'))
   title = 'FedAvg on digits, 20 clients, alpha 0.3, A = 0.3, one seed'
   ((_, figure),) = tables.figures_of(experiment, ['curves'], 'final', title=title)
-  plots.save(figure, OUTPUT_DIR / 'demo.png')
+  figures.save(figure, OUTPUT_DIR / 'demo.png')
   print(f'Curves: {OUTPUT_DIR / "demo.png"}.  Each run: {OUTPUT_DIR}/*/curves.png and metrics.csv.')
 
 
 if __name__ == '__main__':
-  try:
-    main()
-  except KeyboardInterrupt:
-    sys.exit(130)
+  command_line.run('demo', main)

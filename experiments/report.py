@@ -11,7 +11,9 @@ import sys
 
 from absl import app, flags
 
-from experiments import plots, results, tables
+from experiments.reading import figures as plots
+from experiments.reading import runs as results
+from experiments.reading import tables
 
 _RUNS = flags.DEFINE_list(
   'runs', ['runs'], 'Folders in which run directories are looked for, at any depth.'
@@ -65,7 +67,9 @@ def main(argv):
     for name, figure in tables.figures_of(experiment, _FIGURES.value, _STATISTIC.value):
       written += plots.save(figure, folder / f'{name}{number}')
     if 'partition' in _FIGURES.value:
-      tables.save_partition_picture(experiment.runs[0], folder / f'partition{number}.png')
+      from experiments.running import building  # Only here: it imports TensorFlow.
+
+      building.draw_partition(experiment.runs[0].path, folder / f'partition{number}.png')
       written.append(folder / f'partition{number}.png')
     print('written: ' + ', '.join(map(str, written)) + '\n')
 

@@ -2,8 +2,9 @@
 
 A block is run by bash as it is written. What would take hours, a second machine or a download is cut down here, and nowhere else:
 
-- `experiments.train` trains two rounds, on the digits images; its remote workers are those that the block started.
-- `experiments.sweep` lists the commands of the sweep as written (every pattern must match, every flag must exist), and then
+- `experiments.train` trains two rounds, on the digits images; its remote workers are those that the block started. What only prints is
+  done as it is written.
+- `experiments.sweep` lists the commands of the sweep as written (every name must be known, every flag must exist), and then
   runs one small cell into the same folder, so that the report that follows has something to read.
 - `fednar_tff.runtime.worker` starts in the background on an unused port, twice for "on host1, and on host2"; the test stops both.
 - `jupyter execute` runs a notebook of one cell in place of the one that is named, which has to exist.
@@ -34,11 +35,18 @@ def _flag(arguments, name):
 
 
 def _train(*arguments):
+  if '--print_flags' in arguments:
+    return _module('experiments.train', *arguments)
+  if any(
+    a.startswith('--flagfile=') for a in arguments
+  ):  # A file for a large task: it only has to be right.
+    _module('experiments.train', *arguments, '--print_flags')
+    arguments = [a for a in arguments if not a.startswith('--flagfile=')]
   small = [*_SMALL_RUN, f'--output_dir=run_{time.time_ns()}']
   if any(a.startswith('--workers=') for a in arguments):
     ports = [line.split()[1] for line in _WORKERS.read_text().splitlines()]
     small.append('--workers=' + ','.join(f'localhost:{port}' for port in ports))
-  _module('experiments.train', *arguments, *small)
+  return _module('experiments.train', *arguments, *small)
 
 
 def _sweep(*arguments):

@@ -29,15 +29,40 @@ MAY_IMPORT = {
   'runtime': set(),
   'simulation': {'algorithms', 'tasks'},
 }
+# The same for the folders of experiments/: what a run is, reading many, running one.
+MAY_IMPORT_IN_EXPERIMENTS = {
+  'definition': set(),
+  'reading': {'definition'},
+  'running': {'definition', 'reading'},
+}
 
 
 def imports_of(path):
   """Yields the dotted names that a module imports, those inside functions too."""
-  for node in ast.walk(ast.parse((ROOT / path).read_text())):
+  yield from imports_of_source((ROOT / path).read_text())
+
+
+def imports_of_source(source):
+  for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module:
       yield from (f'{node.module}.{alias.name}' for alias in node.names)
+
+
+def starts(path):
+  """Yields the modules that a module runs in processes of their own: named in a string, or imported by a program in one."""
+  for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+      continue
+    if re.fullmatch(r'\w+(\.\w+)+', node.value):
+      file = pathlib.Path(*node.value.split('.')).with_suffix('.py')
+      yield from [node.value] if (ROOT / file).is_file() else []
+    elif 'import ' in node.value:
+      try:
+        yield from imports_of_source(node.value)
+      except SyntaxError:
+        pass  # A text, not a program.
 
 
 def module_file(dotted_name):
@@ -74,21 +99,27 @@ def test_deps_of_each_build_target_are_the_imports_of_its_sources():
   targets = build_targets()
   owner = {source: name for name, (sources, _) in targets.items() for source in sources}
   for name, (sources, deps) in targets.items():
-    files = {module_file(imported) for source in sources for imported in imports_of(source)}
-    assert deps == {owner[f] for f in files if f} - {name}, f'deps of BUILD target {name}'
+    files = {
+      module_file(used) for source in sources for used in (*imports_of(source), *starts(source))
+    }
+    assert deps == {owner[f] for f in files if f in owner} - {name}, f'deps of BUILD target {name}'
 
 
-def test_rooms_import_only_what_the_design_allows():
+@pytest.mark.parametrize(
+  ('package', 'may_import'),
+  [('fednar_tff', MAY_IMPORT), ('experiments', MAY_IMPORT_IN_EXPERIMENTS)],
+)
+def test_rooms_import_only_what_the_design_allows(package, may_import):
   for path in MODULES:
-    if path.parts[0] != 'fednar_tff' or len(path.parts) < 3:
+    if path.parts[0] != package or len(path.parts) < 3:
       continue
     room = path.parts[1]
     rooms = {
       f.parts[1]
       for f in map(module_file, imports_of(path))
-      if f and f.parts[0] == 'fednar_tff' and len(f.parts) > 2
+      if f and f.parts[0] == package and len(f.parts) > 2
     }
-    assert rooms <= MAY_IMPORT[room] | {room}, path
+    assert rooms <= may_import[room] | {room}, path
 
 
 def test_the_package_never_reads_a_flag():

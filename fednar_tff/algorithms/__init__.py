@@ -13,9 +13,7 @@ from fednar_tff.algorithms.local_training import packed_spec as packed_spec
 from fednar_tff.algorithms.local_training import takes_data_size as takes_data_size
 from fednar_tff.algorithms.privacy import nar_update_bound as nar_update_bound
 from fednar_tff.algorithms.registry import ALGORITHMS as ALGORITHMS
-from fednar_tff.algorithms.registry import PRESETS as PRESETS
 from fednar_tff.algorithms.registry import get_builder as get_builder
-from fednar_tff.algorithms.registry import get_preset as get_preset
 from fednar_tff.algorithms.scaffold import ScaffoldProcess as ScaffoldProcess
 from fednar_tff.algorithms.scaffold import build_scaffold as build_scaffold
 from fednar_tff.algorithms.schedules import exponential_decay as exponential_decay

@@ -44,14 +44,15 @@ class _Latest(NamedTuple):
 class Run:
   """An iterator over rounds, made by `run`. Iterate, or call `finish`."""
 
-  def __init__(self, task, process, evaluate, directory, states, settings):
+  def __init__(self, task, process, state, evaluate, directory, states, settings):
     self._task, self._process, self._evaluate = task, process, evaluate
     self._directory, self._client_states = directory, states
     self._settings = settings
     self._takes_data_size = algorithms.takes_data_size(process)
-    state, round_num = process.initialize(), 0
+    round_num = 0
     if directory is not None:
       state, round_num = directory.load_latest_checkpoint(state) or (state, round_num)
+      directory.save_description()
     self._latest = _Latest(state, round_num, (), ())
     self._saved_round = round_num
     if states is not None:
@@ -261,13 +262,14 @@ def run(
     batch_seed: Decides the batches, dropout and augmentation.
     rounds_per_evaluation: How often the whole test set is evaluated; the last round always is.
     rounds_per_checkpoint: How often the state is saved; the last round always is.
-    output_dir: Where; None saves and writes nothing.
+    output_dir: Where; None saves and writes nothing. A directory with a run of another model, data, hparams or settings is refused
+      and left as it is; what else an algorithm computes is not compared.
     packed: Whether `process` takes packed clients (`loop_implementation=algorithms.PACKED`) or datasets of batches.
     share_data: Whether packed clients refer to the task's data in memory; to be False if the runtime is another process.
     client_states_in_memory: Whether the states of clients are kept in memory or, if False, in a file in `output_dir`.
 
   Raises:
-    RunDirectoryError: If another process uses `output_dir`, or it cannot be written.
+    RunDirectoryError: If another process uses `output_dir`, it holds another run, or it cannot be written.
     ValueError: If a number is out of range.
   """
   settings = _Settings(
@@ -289,7 +291,10 @@ def run(
     task.partition.client_ids, clients_per_round, 0, 0
   )  # Complains now rather than later.
 
-  directory = None if output_dir is None else storage.RunDirectory(pathlib.Path(output_dir))
+  state, directory = process.initialize(), None
+  if output_dir is not None:
+    description = _describe(task, process, state, settings)
+    directory = storage.RunDirectory(pathlib.Path(output_dir), description)
   states = None
   if hasattr(process, 'initial_client_state'):
     states = client_states_lib.ClientStates(
@@ -298,7 +303,25 @@ def run(
       keep_in_memory=client_states_in_memory,
     )
   evaluate = evaluation.build_evaluation(task.model_fn, task.datasets.get_centralized_test_data())
-  return Run(task, process, evaluate, directory, states, settings)
+  return Run(task, process, state, evaluate, directory, states, settings)
+
+
+def _describe(task, process, state, settings):
+  """Returns what sets a run apart from others, but for its length: two runs may share a directory if these are equal."""
+  hparams = flatten_metrics({'hparams': process.get_hparams(state)})
+  return {
+    'clients_per_round': settings.clients_per_round,
+    'batch_size': settings.batch_size,
+    'local_steps': settings.local_steps,
+    'local_epochs': settings.local_epochs,
+    'sampling_seed': settings.seeds.sampling,
+    'batch_seed': settings.seeds.batches,
+    'rounds_per_evaluation': settings.rounds_per_evaluation,
+    'packed': settings.packed,
+    **{name: str(value) for name, value in hparams.items()},
+    'partition of the data': task.partition.hash,
+    'type of the state (model or algorithm)': str(process.initialize.type_signature.result),
+  }
 
 
 def flatten_metrics(metrics: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:

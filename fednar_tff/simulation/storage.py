@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import errno
 import fcntl
+import json
 import logging
 import pathlib
 import shutil
@@ -19,6 +20,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 _KEY = 'round_num'
+_DESCRIPTION = 'run.json'
 # More than one, so that a damaged newest checkpoint loses no more than the rounds since the one before.
 _CHECKPOINTS_KEPT = 3
 
@@ -30,20 +32,35 @@ class RunDirectoryError(Exception):
 class RunDirectory:
   """Saves and loads what a run has to keep."""
 
-  def __init__(self, path: pathlib.Path):
+  def __init__(self, path: pathlib.Path, description: Mapping[str, Any]):
     """Opens or creates a run's directory, for this process alone.
 
+    Args:
+      path: The directory.
+      description: What the run is, as values of JSON by name: a directory that holds a run with
+        another description is left as it is.
+
     Raises:
-      RunDirectoryError: If another process uses the directory.
+      RunDirectoryError: If another process uses the directory, it holds another run, or it cannot
+        be written.
     """
     self.path = pathlib.Path(path)
-    self.path.mkdir(parents=True, exist_ok=True)
-    self._lock = open(self.path / '.lock', 'w')
+    try:
+      self.path.mkdir(parents=True, exist_ok=True)
+      self._lock = open(self.path / '.lock', 'a')
+    except OSError as e:
+      raise RunDirectoryError(f'Cannot write to {self.path}: {e.strerror}.') from e
     try:
       fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
       self._lock.close()
       raise RunDirectoryError(f'{self.path} is in use by another process.') from e
+    self._description = dict(description)
+    try:
+      self._check_description()
+    except BaseException:
+      self._lock.close()
+      raise
     self._remove_leftovers()
     # The managers are coroutines; a thread of their own runs them also where a loop runs already, as in a notebook.
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
@@ -58,6 +75,33 @@ class RunDirectory:
     return tff.program.CSVFileReleaseManager(
       self.path / name, save_mode=tff.program.CSVSaveMode.APPEND, key_fieldname=_KEY
     )
+
+  def _check_description(self):
+    """Compares a run with the one that is here; nothing is touched before."""
+    description = self._description
+    path = self.path / _DESCRIPTION
+    try:
+      saved = json.loads(path.read_text())
+      names = [n for n in {**saved, **description} if saved.get(n) != description.get(n)]
+    except FileNotFoundError:
+      return  # A new directory, or one of an earlier version.
+    except (ValueError, TypeError, AttributeError) as e:
+      raise RunDirectoryError(f'{path} is damaged. Choose another directory.') from e
+    if names:
+      lines = [_difference(name, saved.get(name), description.get(name)) for name in names]
+      raise RunDirectoryError(
+        f'{self.path} holds a run with other settings ({"; ".join(lines)}). Choose another directory.'
+      )
+
+  def save_description(self) -> None:
+    """Writes what the run is."""
+    path = self.path / _DESCRIPTION
+    temporary = path.with_suffix('.json_temp')
+    try:
+      temporary.write_text(json.dumps(self._description, indent=2) + '\n')
+      temporary.replace(path)
+    except OSError as e:
+      raise RunDirectoryError(f'Cannot write to {self.path}: {e.strerror}.') from e
 
   def _remove_leftovers(self):
     """Removes what a killed process left half-written."""
@@ -101,6 +145,11 @@ class RunDirectory:
         return tf.nest.pack_sequence_as(structure, leaves), version
       except Exception as e:
         path = self.path / 'checkpoints' / f'program_state_{version}'
+        if _can_be_read(path):
+          self.close()
+          raise RunDirectoryError(
+            f'{self.path} holds a run of another model or algorithm. Choose another directory.'
+          ) from e
         logging.warning('Checkpoint %s is damaged and set aside (%s).', path, _first_line(e))
         shutil.rmtree(path.with_name(f'damaged_{version}'), ignore_errors=True)
         path.rename(path.with_name(f'damaged_{version}'))
@@ -125,6 +174,22 @@ class RunDirectory:
     """Lets another process use the directory."""
     self._thread.shutdown()
     self._lock.close()
+
+
+def _difference(name: str, saved: Any, wanted: Any) -> str:
+  """Says in what two runs differ, without the long values."""
+  if max(len(str(saved)), len(str(wanted))) > 40:
+    return f'another {name}'
+  return f'{name}: {saved} in the directory, {wanted} now'
+
+
+def _can_be_read(path: pathlib.Path) -> bool:
+  """Returns whether a checkpoint that does not fit a state is whole all the same."""
+  try:
+    tf.saved_model.load(str(path))()
+    return True
+  except Exception:
+    return False
 
 
 def _first_line(error: Exception) -> str:

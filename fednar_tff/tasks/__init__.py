@@ -8,6 +8,7 @@ from fednar_tff.tasks.partition import build_iid as build_iid
 from fednar_tff.tasks.partition import build_natural as build_natural
 from fednar_tff.tasks.registry import create_task as create_task
 from fednar_tff.tasks.registry import register_task as register_task
+from fednar_tff.tasks.registry import task_arguments as task_arguments
 from fednar_tff.tasks.registry import task_names as task_names
 from fednar_tff.tasks.sources import DataError as DataError
 from fednar_tff.tasks.task import Task as Task

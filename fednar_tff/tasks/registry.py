@@ -22,6 +22,21 @@ def task_names() -> list[str]:
   return sorted(_BUILDERS)
 
 
+def task_arguments(name: str) -> dict[str, Any]:
+  """Returns the arguments of `create_task` that a task takes, with their defaults.
+
+  >>> task_arguments('synthetic')['num_clients']
+  10
+
+  Args:
+    name: One of `task_names()`.
+
+  Raises:
+    ValueError: If the name is not known.
+  """
+  return {k: p.default for k, p in inspect.signature(_builder(name)).parameters.items()}
+
+
 def register_task(name: str, builder: Callable[..., task.Task]) -> None:
   """Makes a task available to `create_task` under a name.
 
@@ -80,9 +95,7 @@ def create_task(
   Raises:
     ValueError: If a name is unknown or an argument does not fit the task.
   """
-  if name not in _BUILDERS:
-    raise ValueError(f'Unknown task {name!r}, known are: {", ".join(task_names())}.')
-  builder = _BUILDERS[name]
+  builder = _builder(name)
   given = dict(
     options,
     model=model,
@@ -95,7 +108,7 @@ def create_task(
     train_client_spec=train_client_spec,
   )
   given = {key: value for key, value in given.items() if value is not None}
-  taken = inspect.signature(builder).parameters
+  taken = task_arguments(name)
   ignored = sorted(set(given) - set(taken))
   if ignored:
     raise ValueError(
@@ -105,3 +118,9 @@ def create_task(
     if key in taken:
       given.setdefault(key, seed)
   return builder(**given)
+
+
+def _builder(name):
+  if name not in _BUILDERS:
+    raise ValueError(f'Unknown task {name!r}, known are: {", ".join(task_names())}.')
+  return _BUILDERS[name]

@@ -235,6 +235,7 @@ ARGUMENTS = {
   'fed_exp': {},
   'fed_adam': {},
   'fed_avgm': {},
+  'fed_dyn': {'num_clients': 4, 'regularization_strength': 0.5},
 }
 
 
@@ -252,7 +253,7 @@ def test_client_that_is_not_finite_contributes_nothing(problem, name):
       data = problem.datasets(clients)
       if with_bad_client:
         data.insert(1, problem.bad_client())
-      if name == 'scaffold':
+      if hasattr(process, 'initial_client_state'):
         control = [process.initial_client_state() for _ in data]
         state, control, metrics = process.next(state, control, data)
         if with_bad_client:

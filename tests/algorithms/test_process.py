@@ -14,6 +14,7 @@ ARGUMENTS = {
   'fed_exp': {'average_last_two': True},
   'fed_adam': {'variant': 'reference'},
   'fed_avgm': {},
+  'fed_dyn': {'num_clients': 4, 'regularization_strength': 0.5},
 }
 
 
@@ -127,28 +128,16 @@ def test_registry_has_all_algorithms():
     'fed_exp',
     'fed_adam',
     'fed_avgm',
+    'fed_dyn',
   )
   for name in algorithms.ALGORITHMS:
     assert algorithms.get_builder(name) is getattr(algorithms, f'build_{name}')
 
 
 def test_registry_lists_the_known_names():
-  known = 'fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm'
+  known = 'fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm, fed_dyn'
   with pytest.raises(ValueError, match=f"Unknown algorithm 'fedavg'; known are {known}"):
     algorithms.get_builder('fedavg')
-  with pytest.raises(ValueError, match=f"Unknown algorithm 'fedavg'; known are {known}"):
-    algorithms.get_preset('paper', 'fedavg')
-  with pytest.raises(ValueError, match="Unknown preset 'code'; known are paper, reference"):
-    algorithms.get_preset('code', 'fed_avg')
-
-
-def test_presets_differ_as_paper_and_code_do():
-  paper, code = (algorithms.get_preset(preset, 'fed_exp') for preset in algorithms.PRESETS)
-  assert (paper['average_last_two'], code['average_last_two']) == (False, True)
-  assert (paper['variant'], code['variant']) == ('paper', 'reference')
-  for name in algorithms.ALGORITHMS:
-    weighting = algorithms.get_preset('reference', name)['client_weighting']
-    assert weighting is algorithms.DATA_SIZE
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The `reference` preset of every algorithm against the released code's round in float64 NumPy.
+"""Every algorithm with the switches of the `reference` variant against the released code's round in float64 NumPy.
 
 Six rounds of partial participation, on clients that hold 8, 11, 3 and 6 examples and take four
 steps in batches of 4: so a round has short batches, goes into the next epoch, and a client's weight
@@ -20,20 +20,31 @@ BATCH_SIZE, LOCAL_STEPS = 4, 4
 LEARNING_RATE, DECAY, WEIGHT_DECAY, BOUND = 0.4, 0.9, 0.3, 0.6
 ADAM = dict(beta_1=0.8, beta_2=0.95)
 CASES = {
-  # What is no part of the preset: arguments of the builder, options of the NumPy reference. The
-  # epsilons are large, so that they are seen, and so is the decay.
+  # Arguments of the builder, options of the NumPy reference. The epsilons are large, so that they
+  # are seen, and so is the decay.
   'fed_avg': ({}, {}),
-  'fed_prox': ({}, {'prox': 0.001}),
+  'fed_prox': ({'proximal_strength': 0.001}, {'prox': 0.001}),
   'scaffold': ({'num_clients': 4, 'total_examples': 28}, {}),
   'fed_exp': (
-    {'epsilon': 0.01, 'epsilon_decay': DECAY**2},
+    {
+      'epsilon': 0.01,
+      'epsilon_decay': DECAY**2,
+      'variant': 'reference',
+      'average_last_two': True,
+    },
     {'eps': 0.01, 'decay': DECAY, 'average_last_two': True},
   ),
   'fed_adam': (
-    {'server_learning_rate': 0.2, 'epsilon': 0.05, 'epsilon_decay': DECAY**2, **ADAM},
+    {
+      'server_learning_rate': 0.2,
+      'epsilon': 0.05,
+      'epsilon_decay': DECAY**2,
+      'variant': 'reference',
+      **ADAM,
+    },
     {'eta': 0.2, 'eps': 0.05, 'decay': DECAY, **ADAM},
   ),
-  'fed_avgm': ({}, {'momentum': 0.9}),
+  'fed_avgm': ({'server_momentum': 0.9}, {'momentum': 0.9}),
 }
 OPTIMIZERS = {'nar': optimizers.build_nar, 'clip': optimizers.build_clipped_sgd}
 
@@ -78,7 +89,7 @@ def build(problem, name, rule, **arguments):
     learning_rate_fn=algorithms.exponential_decay(LEARNING_RATE, DECAY, first_round_decays=True),
     **{
       'loop_implementation': algorithms.PACKED,
-      **algorithms.get_preset('reference', name),
+      'client_weighting': algorithms.DATA_SIZE,
       **arguments,
     },
   )

@@ -6,7 +6,8 @@ import json
 import pytest
 from PIL import Image
 
-from experiments import paper, results, tables
+from experiments.reading import runs as results
+from experiments.reading import tables
 from tests.experiments.test_settings import call
 
 
@@ -79,20 +80,22 @@ def test_table_has_means_deviations_differences_missing_cells_and_the_papers_num
   assert {(r[0], r[1]): r[3] for r in rows}['SCAFFOLD', 'WD 0.01'] == '70.00 (1)'
 
 
-def test_the_papers_number_stands_beside_its_own_cell_only():
-  assert paper.accuracy('cifar10', 'fed_avg', 0.3, 0.05) == (85.19, 87.64)
-  assert paper.accuracy('cifar10', 'fed_avg', 0.3, 0.1) is None
-  assert paper.accuracy('shakespeare', 'scaffold', None, 1e-4) == (47.55, 45.60)
-  assert paper.accuracy('digits', 'fed_avg', 0.3, 0.05) is None
-
-
 def test_reduced_settings_are_called_so(folder, tmp_path):
   (experiment,) = tables.split_into_experiments(results.find_runs([folder]))
   assert (
     experiment.title()
     == 'Reduced setting: cifar10, cnn, alpha 0.3, steps 20, 10 clients a round, 3 rounds, A = 1'
   )
-  write_run(tmp_path / 'full', 'fed_avg', 'nar', 0.05, 0, [0.1] * 1000, model='resnet18')
+  write_run(
+    tmp_path / 'full',
+    'fed_avg',
+    'nar',
+    0.05,
+    0,
+    [0.1] * 1000,
+    model='resnet18',
+    clients_per_round=20,
+  )
   (full,) = tables.split_into_experiments(results.find_runs([tmp_path / 'full']))
   assert not full.title().startswith('Reduced')
 

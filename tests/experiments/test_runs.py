@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from experiments.definition import parsing
 from tests.experiments.test_settings import ROOT, call
 
 SMALL = [
@@ -107,6 +108,7 @@ def test_run_directory_holds_everything(finished):
     'config.json',
     'metrics.csv',
     'timing.csv',
+    'run.json',
     'result.json',
     'curves.png',
     'checkpoints',
@@ -114,6 +116,9 @@ def test_run_directory_holds_everything(finished):
   }
   config = json.loads((finished / 'config.json').read_text())
   assert config['settings']['weight_decay'] == 0.01
+  # Defaults as the values that they mean.
+  assert (config['settings']['model'], config['settings']['alpha']) == ('mlp', 1.0)
+  assert config['settings']['server_learning_rate'] == 1.0
   assert len(config['partition_hash']) == 64
   assert config['environment']['tensorflow_federated'] == '0.87.0'
   assert config['environment']['runtime']['runtime'] == 'in_process'
@@ -135,6 +140,75 @@ def test_other_settings_are_refused_with_the_difference(finished):
   assert result.stderr.strip() == (
     f'train: {finished} holds a run with other settings (max_norm: 0.5 in the directory, 2.0 now; '
     'seed: 0 in the directory, 3 now). Choose another --output_dir.'
+  )
+
+
+def files_of(path):
+  return {p: p.read_bytes() for p in sorted(path.rglob('*')) if p.is_file()}
+
+
+@pytest.mark.parametrize(
+  'damage, message',
+  [
+    ('{"settings": {"ta', 'config.json is damaged (JSONDecodeError: '),
+    ('{"environment": {}}', "config.json is damaged (KeyError: 'settings'). Choose another"),
+    ('[]', 'config.json is damaged (TypeError: '),
+  ],
+)
+def test_damaged_config_is_one_line(damage, message, tmp_path):
+  (tmp_path / 'config.json').write_text(damage)
+  result = call(*SMALL, f'--output_dir={tmp_path}')
+  assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+  assert message in result.stderr
+  assert list(files_of(tmp_path)) == [tmp_path / 'config.json']
+
+
+def test_more_rounds_continue_a_finished_run_and_fewer_are_refused(finished, tmp_path):
+  path = tmp_path / 'run'
+  result = call(*SMALL, '--total_rounds=3', f'--output_dir={path}')
+  # The start of a log says what runs; the end, what came out.
+  assert 'synthetic: mlp, 212 weights, 6 clients (dirichlet, alpha 1)' in result.stdout
+  assert 'FedAvg with nar: learning rate 0.1, weight decay 0.01, A = 0.5' in result.stdout
+  assert f'in {path}: starts, of 3 rounds' in result.stdout
+  more = call(*SMALL, '--total_rounds=6', f'--output_dir={path}')
+  assert more.returncode == 0, more.stderr
+  assert f'in {path}: resumes after round 3, of 6 rounds' in more.stdout
+  weights = [
+    json.loads((p / 'result.json').read_text())['weights_sha256'] for p in (path, finished)
+  ]
+  assert weights[0] == weights[1]
+  before = files_of(path)
+  fewer = call(*SMALL, '--total_rounds=4', f'--output_dir={path}')
+  assert fewer.returncode == 2
+  assert fewer.stderr == f'train: --total_rounds=4 is less than the 6 rounds that {path} has.\n'
+  assert files_of(path) == before
+
+
+TASK_MODULE = """
+from fednar_tff import tasks
+
+def build(*, num_clients=4, alpha=0.5, dropout=0.0, partition_seed=0):
+  return tasks.create_task(
+    'synthetic', num_clients=num_clients, alpha=alpha, dropout=dropout, partition_seed=partition_seed
+  )
+
+tasks.register_task('clouds', build)
+"""
+
+
+def test_task_of_a_users_own_module(tmp_path):
+  (tmp_path / 'my_package').mkdir()
+  (tmp_path / 'my_package' / 'clouds.py').write_text(TASK_MODULE)
+  arguments = ['--task_module=my_package.clouds', '--task=clouds', '--clients_per_round=3', '--total_rounds=1']  # fmt: skip
+  result = call(*arguments, '--alpha=0.7', '--output_dir=run', cwd=tmp_path)
+  assert result.returncode == 0, result.stderr
+  saved = json.loads((tmp_path / 'run' / 'config.json').read_text())['settings']
+  assert (saved['num_clients'], saved['alpha'], saved['dropout']) == (4, 0.7, 0.0)
+  assert 'model' not in saved
+  wrong = call(*arguments, '--augmentation=none', cwd=tmp_path)
+  assert wrong.returncode == 2
+  assert (
+    '--augmentation means nothing with --task=clouds; it goes with task cifar10' in wrong.stderr
   )
 
 
@@ -209,40 +283,127 @@ def preset(tmp_path):
   return path
 
 
+def commands_of(listed):
+  return [shlex.split(line) for line in listed.stdout.splitlines() if not line.startswith('#')]
+
+
 def test_sweep_lists_runs_skips_and_reports(preset, tmp_path):
   sweep = [
     f'--presets={preset}',
-    '--set=weight_decay=0.01,-1',
+    '--set=weight_decay=0.01,0.1',
+    '--set=rounds_per_checkpoint=2',
     '--seeds=0,1',
     f'--output_dir={tmp_path / "runs"}',
   ]
-  listed = call(*sweep, '--dry_run', module='experiments.sweep', cwd=tmp_path)
-  commands = [shlex.split(line) for line in listed.stdout.splitlines() if not line.startswith('#')]
+
+  def run(*more):
+    return call(*sweep, *more, module='experiments.sweep', cwd=tmp_path)
+
+  listed = run('--dry_run')
+  commands = commands_of(listed)
   assert len(commands) == 4 and commands[0][1:3] == ['-m', 'experiments.train']
   assert not (tmp_path / 'runs').exists()
 
-  result = call(*sweep, '--parallel=2', module='experiments.sweep', cwd=tmp_path)
+  # One cell holds another run, and one cannot be written: the others run all the same.
+  taken = tmp_path / 'runs' / 'small_weight_decay0.1_seed0'
+  first = call(*SMALL, '--total_rounds=4', '--max_norm=2', '--weight_decay=0.1', '--quiet', f'--output_dir={taken}')  # fmt: skip
+  assert first.returncode == 0 and not first.stdout, first.stdout + first.stderr
+  blocked = tmp_path / 'runs' / 'small_weight_decay0.1_seed1'
+  blocked.touch()
+  before = files_of(taken)
+  result = run('--parallel=2')
   assert result.returncode == 1
-  assert '4 to run, 0 finished already' in result.stdout and '2 done, 2 failed' in result.stdout
-  done = tmp_path / 'runs' / 'small_weight_decay0.01_seed1'
-  failed = tmp_path / 'runs' / 'small_weight_decay-1_seed0'
-  assert (done / 'result.json').exists() and str(failed) in result.stdout
-  assert '--weight_decay=-1.0 is out of range' in (failed / 'log.txt').read_text()
+  assert '3 to run, 0 finished already, 1 left out' in result.stdout
+  assert '2 done, 1 failed' in result.stdout and str(blocked) in result.stdout
+  assert (
+    f'left out: {taken} holds a run with other settings (max_norm: 2.0 in the directory, 0.5 now)'
+    in result.stderr
+  )
+  assert files_of(taken) == before
+  # What changes no results is no part of a cell's name.
+  assert (tmp_path / 'runs' / 'small_weight_decay0.01_seed1' / 'result.json').exists()
 
-  again = call(*sweep, '--dry_run', module='experiments.sweep', cwd=tmp_path)
-  assert '# 2 to run, 2 finished already' in again.stdout
+  blocked.unlink()
+  again = run('--dry_run')
+  assert '# 1 to run, 2 finished already, 1 left out' in again.stdout
+  # A preset that now has more rounds is not finished; one with fewer than are done is told.
+  preset.write_text(preset.read_text().replace('--total_rounds=4', '--total_rounds=9'))
+  assert '# 3 to run, 0 finished already, 1 left out' in run('--dry_run').stdout
+  preset.write_text(preset.read_text().replace('--total_rounds=9', '--total_rounds=3'))
+  fewer = run('--dry_run')
+  assert '--total_rounds=3 is less than the 4 rounds that' in fewer.stderr
+  assert '# 1 to run, 0 finished already, 3 left out' in fewer.stdout
+
+
+def test_sweep_of_two_variants_has_a_directory_for_each_cell(tmp_path):
+  listed = call(
+    '--presets=paper/cifar10_fed_avg_*_alpha0.3_steps20_wd0.05,cpu/cifar10_fed_avg_*_alpha0.3_steps20_wd0.05',
+    '--dry_run', '--set=data_dir=/some/where', module='experiments.sweep', cwd=tmp_path,
+  )  # fmt: skip
+  directories = [command[-1] for command in commands_of(listed)]
+  assert len(set(directories)) == 4
+  assert directories[0] == (
+    '--output_dir=runs/paper/cifar10_fed_avg_clip_alpha0.3_steps20_wd0.05_seed0'
+  )
+
+
+@pytest.mark.parametrize(
+  'arguments, count',
+  [
+    (['--table=cifar10', '--variant=paper', '--seeds=0,1'], 72),
+    (['--table=shakespeare', '--variant=reference'], 24),
+    (['--figure=weight_decay', '--variant=cpu'], 90),
+    (['--figure=robustness'], 12),
+    (['--table=cifar10', '--algorithms=fed_avg,scaffold', '--alphas=0.3,1.0'], 8),
+    (['--table=cifar10', '--algorithms=fed_prox', '--set=proximal_strength=0.1,1'], 12),
+  ],
+)
+def test_tables_and_figures_by_name(arguments, count, tmp_path):
+  listed = call(*arguments, '--dry_run', module='experiments.sweep', cwd=tmp_path)
+  commands = commands_of(listed)
+  assert len(commands) == count, listed.stderr
+  assert len({command[-1] for command in commands}) == count
+  assert not list(tmp_path.iterdir())
+  for command in commands:
+    assert command[1:3] == ['-m', 'experiments.train']
+    parsing.parse(command[3:])
 
 
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (['--presets=none/*.flags'], "sweep: --presets: no file matches 'none/*.flags'."),
-    (['--set=weight_decay'], "sweep: --set takes name=value or name=a,b,c, found 'weight_decay'."),
+    ([], 'give one of --table, --figure and --presets.'),
+    (['--table=cifar10', '--figure=curves'], 'give one of --table, --figure and --presets.'),
+    (['--table=mnist'], '--table=mnist is unknown: it takes cifar10, shakespeare.'),
+    (['--figure=typo'], '--figure=typo is unknown: it takes weight_decay, robustness, clipping, curves.'),
+    (['--table=cifar10', '--variant=gpu'], '--variant=gpu is unknown: it takes paper, reference, cpu.'),
+    (['--presets='], '--presets is empty; it takes names of presets, patterns of them, or files.'),
+    (['--presets=none.flags'], '--preset=none.flags is unknown; a name begins with paper/, reference/, cpu/.'),
+    (['--presets=cpu/cifar10_fed_avg_*', '--variant=cpu'], '--variant goes with --table or --figure; the name of a preset begins with it.'),
+    (['--table=cifar10', '--seeds='], "--seeds takes nonnegative integers as 0,1,2, found ''."),
+    (['--table=cifar10', '--seeds=0,x'], "--seeds takes nonnegative integers as 0,1,2, found '0,x'."),
+    (['--table=cifar10', '--seeds=0,0'], 'two cells would share the folder paper/cifar10_fed_avg_clip_alpha0.3_steps20_wd0.05_seed0.'),
+    (['--table=cifar10', '--alphas=5'], '--alphas=5: the cells have 0.3, 1, 10.'),
+    (['--table=cifar10', '--algorithms='], '--algorithms=: the cells have fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm.'),
+    (['--table=cifar10', '--set=weight_decay'], "--set takes name=value or name=a,b,c, found 'weight_decay'."),
+    (['--table=cifar10', '--set=weight_decai=1'], "--set takes a setting of `train`, found 'weight_decai=1'."),
+    (['--table=cifar10', '--set=seed=1'], "--set takes a setting of `train`, found 'seed=1'; --seed is a flag of its own."),
+    (['--table=shakespeare', '--set=weight_decay=-1'], 'paper/shakespeare_fed_avg_clip_wd0.0001_weight_decay-1_seed0: --weight_decay=-1.0 is out of range: it takes a nonnegative number.'),
+    (['--table=cifar10', '--output_dir=/dev/null/x'], '--output_dir=/dev/null/x cannot be written: Not a directory.'),
+    (['please'], "'please' is not a flag; all arguments are --name=value."),
   ],
-)
-def test_wrong_sweeps_are_one_line(arguments, message, preset, tmp_path):
-  result = call(f'--presets={preset}', *arguments, module='experiments.sweep', cwd=tmp_path)
-  assert result.returncode == 2 and result.stderr.strip() == message
+)  # fmt: skip
+def test_wrong_sweeps_are_one_line(arguments, message, tmp_path):
+  result = call(*arguments, module='experiments.sweep', cwd=tmp_path)
+  assert result.returncode == 2 and result.stderr == f'sweep: {message}\n'
+  assert not list(tmp_path.iterdir())
+
+
+def test_sweep_without_slurm_is_one_line(tmp_path, monkeypatch):
+  monkeypatch.setenv('PATH', str(tmp_path))
+  result = call('--table=cifar10', '--executor=slurm', module='experiments.sweep', cwd=tmp_path)
+  assert result.returncode == 2 and 'there is no `sbatch` here' in result.stderr
+  assert len(result.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 def test_stopped_sweep_leaves_no_process_and_resumes(preset, tmp_path):

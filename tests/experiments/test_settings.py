@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from experiments import settings
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -26,8 +24,15 @@ def call(*arguments, cwd=ROOT, module='experiments.train'):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (['--algorithm=fedavg'], 'value should be one of <fed_avg|fed_prox|scaffold|fed_exp|fed_adam|fed_avgm>'),
-    (['--task=mnist'], 'value should be one of <digits|cifar10|cifar100|shakespeare|synthetic>'),
+    (['--algorithm=fedavg'], 'value should be one of <fed_avg|fed_prox|scaffold|fed_exp|fed_adam|fed_avgm|fed_dyn>'),
+    (['--task=mnist'], '--task=mnist is unknown: it takes digits, cifar10, cifar100, shakespeare, synthetic, or a task that --task_module registers.'),
+    (['--task=synthetic', '--model=cnn'], '--model=cnn does not fit --task=synthetic: it takes mlp.'),
+    (['--task=cifar100', '--partition_seed=1'], '--partition_seed means nothing with --task=cifar100; it goes with task digits, cifar10, shakespeare, synthetic.'),
+    (['--partition=iid', '--alpha=1'], '--alpha means nothing with --partition=iid; it goes with partition dirichlet, dirichlet_unequal.'),
+    (['--task=cifar10', '--model=cnn', '--pooling=top_left'], '--pooling means nothing with --model=cnn; it goes with model resnet18.'),
+    (['--algorithm=fed_dyn', '--server_learning_rate=1'], '--server_learning_rate means nothing with --algorithm=fed_dyn; it goes with algorithm fed_avg,'),
+    (['--task_module=no_such_module'], "--task_module=no_such_module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+    (['--preset=paper/cifar10'], '--preset=paper/cifar10 is unknown; '),
     (['--learning_rat=0.1'], "Unknown command line flag 'learning_rat'. Did you mean: learning_rate"),
     (['--learning_rate=fast'], "could not convert string to float: 'fast'"),
     (['--learning_rate=-1'], '--learning_rate=-1.0 is out of range: it takes a nonnegative number.'),
@@ -39,7 +44,12 @@ def call(*arguments, cwd=ROOT, module='experiments.train'):
     (['--task=shakespeare', '--alpha=1'], '--alpha means nothing with --task=shakespeare; it goes with task digits, cifar10, synthetic.'),
     (['--local_steps=5', '--local_epochs=1'], '--local_steps and --local_epochs exclude each other: give one.'),
     (['--clients_per_round=30', '--num_clients=20'], '--clients_per_round=30 is more than --num_clients=20.'),
-    (['--runtime=remote'], '--runtime=remote needs --workers=host:port,host:port.'),
+    (['--task=synthetic', '--clients_per_round=99'], '--clients_per_round=99 is more than --num_clients=10.'),
+    (['--runtime=remote'], '--runtime=remote needs --workers=host:port,host:port, found --workers=.'),
+    (['--runtime=remote', '--workers=foo'], '--runtime=remote needs --workers=host:port,host:port, found --workers=foo.'),
+    (['--runtime=remote', '--workers=a:1,b:99999'], '--runtime=remote needs --workers=host:port,host:port, found --workers=a:1,b:99999.'),
+    (['--output_dir=/proc/none/run'], '--output_dir=/proc/none/run cannot be written: No such file or directory.'),
+    (['--output_dir=/dev/null/run'], '--output_dir=/dev/null/run cannot be written: Not a directory.'),
     (['--total_rounds=0'], '--total_rounds=0 is out of range: it takes a positive number.'),
     (['--flagfile=not/there.flags'], 'not/there.flags'),
     (['train', 'please'], "'train' is not a flag; all arguments are --name=value."),
@@ -53,33 +63,47 @@ def test_wrong_flags_are_one_line(arguments, message, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_what_only_the_task_knows_is_one_line_too(tmp_path):
-  result = call('--task=synthetic', '--clients_per_round=99', cwd=tmp_path)
+def test_what_only_the_data_knows_is_one_line_too(tmp_path):
+  result = call('--task=cifar10', f'--data_dir={tmp_path / "none"}', cwd=tmp_path)
   assert result.returncode == 2
-  assert result.stderr.splitlines()[-1] == (
-    'train: `clients_per_round` must be from 1 to the number of clients, 10, found 99.'
-  )
+  assert result.stderr.splitlines()[-1].startswith('train: ')
+  assert 'Traceback' not in result.stderr
+  assert not list(tmp_path.iterdir())
 
 
-def test_help_names_every_setting_with_its_group():
-  text = ' '.join(call('--help').stdout.split())
-  assert 'Trains one federated run' in text
-  for setting in settings.SETTINGS:
-    assert f'--{"[no]" if setting.kind is bool else ""}{setting.name}:' in text
-    assert f'[{setting.group}] {setting.help}' in text.replace('\n', ' ')
+FOREIGN_ERROR = """
+from fednar_tff import tasks
+
+def build(*, num_clients=3):
+  raise ValueError('what a library says')
+
+tasks.register_task('broken', build)
+"""
 
 
-def test_resolved_settings_hold_only_what_means_something():
-  defaults = {s.name: s.default for s in settings.SETTINGS}
-  fed_avg = settings.resolve(defaults)
-  assert 'proximal_strength' not in fed_avg and 'server_momentum' not in fed_avg
-  assert fed_avg['local_steps'] == 20
-  fed_prox = settings.resolve({**defaults, 'algorithm': 'fed_prox', 'local_epochs': 2})
-  assert fed_prox['proximal_strength'] == 0.001
-  assert fed_prox['local_steps'] is None
+def test_an_error_that_is_not_ours_keeps_its_traceback_and_ours_has_it_with_debug(tmp_path):
+  (tmp_path / 'broken_task.py').write_text(FOREIGN_ERROR)
+  task = ['--task_module=broken_task', '--task=broken', '--clients_per_round=1']
+  result = call(*task, cwd=tmp_path)
+  assert result.returncode == 1
+  assert 'Traceback' in result.stderr and 'what a library says' in result.stderr
+  result = call('--learning_rate=-1', '--debug', cwd=tmp_path)
+  assert result.returncode == 2 and 'Traceback' in result.stderr
+  assert result.stderr.splitlines()[-1].startswith('train: --learning_rate=-1.0 is out of range')
 
 
-def test_difference_shows_what_makes_runs_different_and_only_that():
-  defaults = {s.name: s.default for s in settings.SETTINGS}
-  wanted = {**defaults, 'weight_decay': 0.5, 'output_dir': 'elsewhere', 'rounds_per_checkpoint': 1}
-  assert settings.difference(defaults, wanted) == ['weight_decay: 0.0 in the directory, 0.5 now']
+def test_help_lists_the_flags_and_does_nothing_else(tmp_path):
+  for module, flag in (('train', '--learning_rate'), ('sweep', '--table'), ('demo', '')):
+    result = call('--help', module=f'experiments.{module}', cwd=tmp_path)
+    assert result.returncode == 0 and flag in result.stdout, module
+    assert not list(tmp_path.iterdir()), module
+
+
+def test_printed_flags_are_a_flag_file(tmp_path):
+  preset = '--preset=cpu/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.1'
+  printed = call(preset, '--print_flags', cwd=tmp_path)
+  assert printed.returncode == 0 and '--weight_decay=0.1\n' in printed.stdout
+  (tmp_path / 'my.flags').write_text(printed.stdout)
+  again = call('--flagfile=my.flags', '--print_flags', cwd=tmp_path)
+  assert again.stdout == printed.stdout
+  assert [p.name for p in tmp_path.iterdir()] == ['my.flags']

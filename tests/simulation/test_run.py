@@ -270,3 +270,88 @@ def test_only_checkpoints_that_may_be_needed_are_kept(uninterrupted):
   assert sorted(p.name for p in (path / 'checkpoints').iterdir()) == [
     f'program_state_{v}' for v in (4, 6, 7)
   ]
+
+
+def files_of(path):
+  return {
+    p.relative_to(path): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob('*'))
+  }
+
+
+@pytest.fixture(scope='module')
+def other_processes(task):
+  """By what sets it apart from the algorithm that a directory was begun with."""
+  larger = tasks.create_task('synthetic', num_clients=6, dropout=0.5)
+  return {
+    'another type of the state': (task, build(task, 'scaffold')),
+    'another partition of the data': (
+      tasks.create_task('synthetic', num_clients=7),
+      build(task, 'fed_avg'),
+    ),
+    'hparams/client_work/max_norm: 0.5 in the directory, 2.0 now': (
+      larger,
+      algorithms.build_fed_avg(
+        task.functional_model_fn(),
+        client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 2.0),
+        loop_implementation=algorithms.PACKED,
+      ),
+    ),
+  }
+
+
+@pytest.mark.parametrize('stop_after', [3, 7])
+def test_another_run_is_refused_and_the_directory_stays_as_it_was(
+  task, processes, other_processes, tmp_path, stop_after
+):
+  run = start(task, processes['fed_avg'], tmp_path)
+  for _ in range(stop_after):
+    next(run)
+  run.close()
+  with open(tmp_path / 'metrics.csv', 'a') as file:
+    file.write('1')  # Half a line, as a kill leaves it: not even this is touched.
+  before = files_of(tmp_path)
+  for reason, (other_task, process) in other_processes.items():
+    with pytest.raises(simulation.RunDirectoryError, match='holds a run with other settings') as e:
+      start(other_task, process, tmp_path)
+    assert reason in str(e.value)
+  for name, value in (
+    ('batch_size', 20),
+    ('seed', 5),
+    ('local_steps', 3),
+    ('clients_per_round', 2),
+  ):
+    with pytest.raises(simulation.RunDirectoryError, match=f'{name.replace("seed", "_seed")}: '):
+      start(task, processes['fed_avg'], tmp_path, **{name: value})
+  assert files_of(tmp_path) == before
+  start(task, processes['fed_avg'], tmp_path, rounds_per_checkpoint=3).close()
+
+
+def test_another_model_is_refused_in_a_directory_without_a_description(task, processes, tmp_path):
+  """As earlier versions wrote it."""
+  run = start(task, processes['fed_avg'], tmp_path)
+  for _ in range(2):
+    next(run)
+  run.close()
+  (tmp_path / 'run.json').unlink()
+  before = files_of(tmp_path / 'checkpoints')
+  with pytest.raises(simulation.RunDirectoryError, match='of another model or algorithm'):
+    start(task, processes['scaffold'], tmp_path)
+  assert files_of(tmp_path / 'checkpoints') == before
+  start(task, processes['fed_avg'], tmp_path).close()  # Not claimed by the other.
+
+
+def test_more_rounds_continue_a_finished_run(task, processes, uninterrupted, tmp_path):
+  start(task, processes['scaffold'], tmp_path, total_rounds=4).finish()
+  run = start(task, processes['scaffold'], tmp_path)
+  assert run.round_num == 4
+  run.finish()
+  for x, y in zip(weights_of(run), weights_of(uninterrupted['scaffold'][0])):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_a_directory_that_cannot_be_written_is_named(task, processes, tmp_path):
+  (tmp_path / 'file').touch()
+  with pytest.raises(
+    simulation.RunDirectoryError, match='Cannot write to .*/file/run: Not a direc'
+  ):
+    start(task, processes['fed_avg'], tmp_path / 'file' / 'run')

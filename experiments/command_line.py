@@ -1,0 +1,65 @@
+"""What all binaries share: help without side effects, and one line for what a user can mend."""
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from absl import app, flags, logging
+
+from experiments.definition.settings import UsageError
+
+_DEBUG = flags.DEFINE_boolean('debug', False, 'Show the traceback of an error.')
+_HELP = ('-h', '-help', '--help')
+
+
+def run(
+  name: str,
+  main: Callable[[], Any],
+  help_text: Callable[[], str] | None = None,
+  interrupted: str = 'interrupted.',
+) -> None:
+  """Parses the flags, calls `main` and ends the process.
+
+  A `UsageError` or a wrong flag is one line on standard error and exit status 2, Ctrl-C one line and
+  130; all other errors keep their traceback. With --debug, a `UsageError` has one, too.
+
+  Args:
+    name: The binary's name, which begins its lines.
+    main: What it does.
+    help_text: What --help prints; the docstring and the flags of the binary unless given.
+    interrupted: What a user is told at Ctrl-C.
+  """
+
+  def fail(message, status):
+    print(f'{name}: {message}', file=sys.stderr)
+    sys.exit(status)
+
+  def parse(argv):
+    try:
+      return flags.FLAGS(argv)
+    except flags.Error as e:
+      fail(' '.join(str(e).split()), 2)
+
+  def call(argv):
+    try:
+      if len(argv) > 1:
+        raise UsageError(f'{argv[1]!r} is not a flag; all arguments are --name=value.')
+      sys.exit(main())
+    except UsageError as e:
+      if _DEBUG.value:
+        traceback.print_exc()
+      fail(e, 2)
+    except KeyboardInterrupt:
+      fail(interrupted, 130)
+
+  if any(argument in _HELP for argument in sys.argv[1:]):
+    if help_text is None:
+      app.usage(shorthelp=True, writeto_stdout=True)
+    else:
+      print(help_text())
+    sys.exit(0)
+  logging.set_verbosity(logging.WARNING)
+  signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+  app.run(call, flags_parser=parse)

@@ -1,0 +1,1 @@
+"""Reading many runs: statistics, tables, figures. Imports neither TensorFlow nor what runs them."""

@@ -1,0 +1,94 @@
+"""From settings to a runtime, a task and a process. Imports TensorFlow, so it is imported last."""
+
+import json
+import pathlib
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import fednar_tff
+from experiments.definition import catalogue, identity
+from fednar_tff import algorithms, optimizers, simulation, tasks
+
+
+def set_runtime(settings):
+  """Makes computations run where the settings say."""
+  if settings['runtime'] == 'in_process':
+    fednar_tff.runtime.set_in_process_context()
+  elif settings['runtime'] == 'native':
+    fednar_tff.runtime.set_native_context()
+  else:
+    fednar_tff.runtime.set_remote_context(settings['workers'].split(','))
+
+
+def derive_seeds(settings):
+  """Returns the seed of each kind of random choice."""
+  return simulation.derive_seeds(
+    settings['seed'],
+    partition=settings.get('partition_seed'),
+    sampling=settings['sampling_seed'],
+    model=settings['model_seed'],
+    batches=settings['batch_seed'],
+  )
+
+
+def create_task(settings, seeds):
+  """Creates the task with those settings and seeds that it takes."""
+  values = {**settings, 'partition_seed': seeds.partition, 'model_seed': seeds.model}
+  taken = tasks.task_arguments(settings['task'])
+  chosen = {n: values[n] for n in taken if n != 'seed' and values.get(n) is not None}
+  return tasks.create_task(settings['task'], **chosen)
+
+
+def create_process(settings, task):
+  """Builds the algorithm on the task's model, as a functional model where there is one, which is faster."""
+  option = catalogue.ALGORITHMS[settings['algorithm']]
+  arguments = {
+    'client_optimizer_fn': _client_optimizer(settings),
+    'learning_rate_fn': _schedule(settings, 'learning_rate'),
+    'weight_decay_fn': _schedule(settings, 'weight_decay'),
+    'loop_implementation': algorithms.PACKED,
+    **{argument: settings[name] for name, argument in option.arguments.items()},
+  }
+  if 'client_weighting' in option.settings:
+    arguments['client_weighting'] = tff.learning.ClientWeighting[
+      settings['client_weighting'].upper()
+    ]
+  if (
+    'client_state_storage' in option.settings
+  ):  # Its clients carry states, so it asks how many there are.
+    arguments['num_clients'] = len(task.partition.client_ids)
+  if 'server_learning_rate' in option.settings and 'server_learning_rate' not in option.arguments:
+    arguments['server_optimizer_fn'] = tff.learning.optimizers.build_sgdm(
+      settings['server_learning_rate']
+    )
+  model = task.functional_model_fn() if task.functional_model_fn else task.model_fn
+  return algorithms.get_builder(option.name)(model, **arguments)
+
+
+def _client_optimizer(settings):
+  rates = settings['learning_rate'], settings['weight_decay']
+  if settings['client_optimizer'] == 'sgd':
+    return optimizers.build_clipped_sgd(*rates, max_norm=float('inf'))
+  builders = {'nar': optimizers.build_nar, 'clip': optimizers.build_clipped_sgd}
+  return builders[settings['client_optimizer']](
+    *rates, settings['max_norm'], epsilon=settings['norm_epsilon']
+  )
+
+
+def _schedule(settings, name):
+  return algorithms.exponential_decay(
+    settings[name], settings[f'{name}_decay'], first_round_decays=settings['first_round_decays']
+  )
+
+
+def num_weights(task):
+  """Returns the number of the model's trainable weights."""
+  return sum(int(tf.size(w)) for w in task.model_fn().trainable_variables)
+
+
+def draw_partition(run_path, picture_path):
+  """Draws who holds which classes, from a run's seeds and data."""
+  config = json.loads((pathlib.Path(run_path) / 'config.json').read_text())
+  seeds = simulation.Seeds(**config['seeds'])
+  create_task(identity.resolve(config['settings']), seeds).partition.plot(picture_path)

@@ -1,0 +1,155 @@
+"""One run: from settings to a directory with its metrics, checkpoints and result."""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+
+from experiments.definition import catalogue, presets
+from experiments.definition.settings import UsageError
+from experiments.running import directory
+
+_PASSED_ON = (
+  'total_rounds', 'clients_per_round', 'batch_size', 'rounds_per_evaluation', 'rounds_per_checkpoint',
+)  # fmt: skip
+
+
+def train(settings, quiet=False):
+  """Runs what the settings, resolved, say, or the rest of it; returns the run's directory."""
+  path = directory.output_dir(settings)
+  directory.check(path, settings)
+  if directory.is_finished(path, settings):
+    print(f'{path} is finished: {(path / "result.json").read_text().strip()}')
+    return path
+  directory.check_writable(path)
+  settings = {**settings, 'title': settings['title'] or presets.title(settings)}
+
+  # At 2, TensorFlow complains of GPU libraries on each start.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  # Imported only now: flags are checked, and help is shown, without waiting for TensorFlow.
+  import fednar_tff
+  from experiments.running import building
+
+  try:
+    building.set_runtime(settings)
+    seeds = building.derive_seeds(settings)
+    task = building.create_task(settings, seeds)
+    _check_partition(path, task.partition.hash)
+    run = _start(settings, seeds, task, building.create_process(settings, task), path)
+  except (fednar_tff.tasks.DataError, fednar_tff.simulation.RunDirectoryError) as e:
+    raise UsageError(str(e)) from e
+  except ValueError as e:
+    if not _is_ours(e, fednar_tff):
+      raise
+    raise UsageError(str(e)) from e
+  directory.save_json(path / 'config.json', {
+    'settings': settings,
+    'seeds': seeds._asdict(),
+    'partition_hash': task.partition.hash,
+    'environment': _describe_environment(),
+  })  # fmt: skip
+  (path / 'result.json').unlink(missing_ok=True)  # Of fewer rounds, if there is one.
+  if not quiet:
+    print(_describe(settings, task, building.num_weights(task), path, run.round_num), flush=True)
+  try:
+    run.finish(settings['title'])
+  except fednar_tff.simulation.RunDirectoryError as e:
+    sys.exit(f'train: {e}')
+  summary = _save_result(path, run.model_weights)
+  if not quiet:
+    print(f'{path}: {json.dumps(summary)}')
+  return path
+
+
+def _start(settings, seeds, task, process, path):
+  from fednar_tff import simulation
+
+  return simulation.run(
+    task,
+    process,
+    output_dir=path,
+    sampling_seed=seeds.sampling,
+    batch_seed=seeds.batches,
+    local_steps=settings.get('local_steps'),
+    local_epochs=settings.get('local_epochs'),
+    share_data=settings['runtime'] == 'in_process',
+    client_states_in_memory=settings.get('client_state_storage') != 'disk',
+    **{name: settings[name] for name in _PASSED_ON},
+  )
+
+
+def _check_partition(path, partition_hash):
+  """Refuses to go on with other data than a run began with."""
+  config = directory.read_config(path)
+  if config is not None and config['partition_hash'] != partition_hash:
+    raise UsageError(
+      f'{path} was begun on other data (its partition has another hash). Choose another --output_dir.'
+    )
+
+
+def _is_ours(error, package):
+  """Returns whether an error was raised by a line of this package, and not of TensorFlow or TFF."""
+  frame = error.__traceback__
+  while frame.tb_next is not None:
+    frame = frame.tb_next
+  return frame.tb_frame.f_globals.get('__name__', '').startswith(package.__name__ + '.')
+
+
+def _describe(settings, task, num_weights, path, round_num):
+  """Returns what a run is, in a few lines for the log."""
+  import fednar_tff
+
+  s = settings
+  split = ', '.join(
+    text.format(s[name])
+    for name, text in (('partition', '{}'), ('alpha', 'alpha {:g}'))
+    if s.get(name) is not None
+  )
+  work = f'{s["local_steps"]} steps' if 'local_steps' in s else f'{s["local_epochs"]} epochs'
+  bound = f', A = {s["max_norm"]:g}' if 'max_norm' in s else ''
+  devices = ', '.join(fednar_tff.runtime.describe().get('devices', ())) or s.get('workers', '')
+  begins = f'resumes after round {round_num}' if round_num else 'starts'
+  return '\n'.join([
+    f'{s["task"]}: {s.get("model", "its own model")}, {num_weights:,} weights, {len(task.partition.client_ids)} clients{split and f" ({split})"}',
+    f'{catalogue.ALGORITHMS[s["algorithm"]].title} with {s["client_optimizer"]}: learning rate {s["learning_rate"]:g}, '
+    f'weight decay {s["weight_decay"]:g}{bound}; {work} of {s["batch_size"]} examples on {s["clients_per_round"]} clients a round',
+    f'on {s["runtime"]} ({devices})',
+    f'in {path}: {begins}, of {s["total_rounds"]} rounds',
+  ])  # fmt: skip
+
+
+def _save_result(path, weights):
+  from experiments.reading import figures, runs
+
+  found = runs.read_run(path)
+  figures.plot_run(found, path / 'curves.png')
+  summary = {**found.summary(), 'weights_sha256': _hash_weights(weights)}
+  # Last: its presence says that the run is finished.
+  directory.save_json(path / 'result.json', summary)
+  return summary
+
+
+def _describe_environment():
+  """Returns the versions and devices of this machine."""
+  import tensorflow as tf
+  import tensorflow_federated as tff
+
+  import fednar_tff
+
+  return {
+    'fednar_tff': fednar_tff.__version__,
+    'tensorflow': tf.__version__,
+    'tensorflow_federated': tff.__version__,
+    'python': platform.python_version(),
+    'runtime': fednar_tff.runtime.describe(),
+  }
+
+
+def _hash_weights(weights):
+  """Returns a hash by which two runs can be compared to the bit."""
+  import numpy as np
+  import tensorflow as tf
+
+  leaves = tf.nest.flatten([list(weights.trainable), list(weights.non_trainable)])
+  return hashlib.sha256(b''.join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()

@@ -1,0 +1,113 @@
+"""Two runs share a cell if, and only if, all settings that change results are equal but for the seeds."""
+
+import pytest
+
+from experiments.definition import catalogue, identity, settings
+
+# For each choice a base that differs only there, so that every setting means something in one of them.
+BASES = [
+  {'task': task, 'algorithm': algorithm, 'client_optimizer': optimizer}
+  for task in catalogue.TASKS
+  for algorithm in catalogue.ALGORITHMS
+  for optimizer in catalogue.CLIENT_OPTIMIZERS
+]
+
+
+def another_value(name, resolved):
+  """Returns a value of a setting that is allowed, and not the one that it has."""
+  setting, value = settings.BY_NAME[name], resolved[name]
+  if name == 'task':
+    return next(task for task in catalogue.TASKS if task != value)
+  if name == 'model':
+    return next((m for m in catalogue.TASKS[resolved['task']].models if m != value), None)
+  if isinstance(setting.kind, tuple):
+    return next(choice for choice in setting.kind if choice != value)
+  if setting.kind is bool:
+    return not value
+  if setting.kind is str:
+    return 'other'
+  return 0.5 * value if value else 0.25 if setting.kind is float else 3
+
+
+def test_every_setting_that_changes_results_makes_another_cell_and_no_other_does():
+  varied = set()
+  for base in BASES:
+    resolved = identity.resolve(base)
+    assert identity.identity(resolved) == identity.identity(base)
+    for name in resolved:
+      value = another_value(name, resolved)
+      if value is None:
+        continue
+      changed = identity.identity({**resolved, name: value})
+      expected = settings.BY_NAME[name].changes_results and name not in identity.SEEDS
+      assert (changed != identity.identity(base)) == expected, (base, name, value)
+      varied.add(name)
+  epochs = identity.identity({'local_epochs': 1})
+  assert epochs != identity.identity({}) and 'local_steps' not in epochs
+  assert varied | {'local_epochs'} == set(settings.BY_NAME) - {
+    'workers'
+  }  # Only remote runs have it.
+
+
+@pytest.mark.parametrize('task', catalogue.TASKS)
+def test_a_default_and_the_same_value_given_are_one_run(task):
+  resolved = identity.resolve({'task': task})
+  for name, value in resolved.items():
+    assert identity.identity({'task': task, name: value}) == identity.identity({'task': task})
+  assert identity.resolve(resolved) == resolved
+
+
+def test_an_old_config_is_filled_in():
+  # As version 0.1.0 wrote it: every setting that means something, defaults of task and algorithm as None.
+  old = {
+    'task': 'digits', 'model': None, 'num_clients': None, 'alpha': None, 'partition': None, 'algorithm': 'fed_adam',
+    'client_weighting': 'uniform', 'client_optimizer': 'sgd', 'learning_rate': 0.1, 'local_steps': None, 'local_epochs': 3,
+    'server_learning_rate': None, 'seed': 3, 'title': '', 'no_longer_a_setting': 1,
+  }  # fmt: skip
+  found = identity.resolve(old)
+  assert (found['model'], found['num_clients'], found['alpha']) == ('mlp', 20, 1.0)
+  assert found['server_learning_rate'] == 0.1 and found['local_epochs'] == 3
+  assert not {'local_steps', 'max_norm', 'no_longer_a_setting'} & set(found)
+  assert identity.seeds(old) == {'seed': 3}
+
+
+def test_a_task_that_is_not_known_here_keeps_what_was_saved():
+  saved = {'task': 'circles', 'alpha': 0.7, 'num_clients': 5, 'weight_decay': 0.1}
+  found = identity.identity(saved)
+  assert (found['alpha'], found['num_clients']) == (0.7, 5)
+  assert 'model' not in found and found['local_steps'] == 20
+  assert found != identity.identity({**saved, 'alpha': 0.8})
+
+
+def test_seeds_are_no_part_of_the_identity_but_of_the_difference():
+  assert identity.identity({'seed': 1}) == identity.identity({'seed': 2, 'model_seed': 7})
+  assert identity.difference({'seed': 1}, {'seed': 2, 'model_seed': 7}) == [
+    'seed: 1 in the directory, 2 now',
+    'model_seed: none in the directory, 7 now',
+  ]
+
+
+def test_difference_shows_what_makes_runs_different_and_only_that():
+  wanted = {
+    'weight_decay': 0.5,
+    'alpha': 1.0,
+    'output_dir': 'elsewhere',
+    'rounds_per_checkpoint': 1,
+    'total_rounds': 7,
+  }
+  line = 'weight_decay: 0.0 in the directory, 0.5 now'
+  assert identity.difference({}, wanted, ignored=('total_rounds',)) == [line]
+  assert identity.difference({}, wanted)[1:] == ['total_rounds: 100 in the directory, 7 now']
+
+
+def test_names_tell_runs_apart_and_spell_no_defaults():
+  assert identity.run_name({}) == 'digits_mlp_fed_avg_nar_alpha1_lr0.01_wd0_A10_seed0'
+  changed = {
+    'learning_rate': 0.1, 'max_norm': 1.0, 'model': 'cnn', 'alpha': 0.5, 'weight_decay': 0.1, 'batch_size': 10, 'seed': 1,
+    'local_epochs': 2, 'partition': 'iid', 'model_seed': 4, 'client_optimizer': 'sgd', 'algorithm': 'fed_avgm',
+  }  # fmt: skip
+  names = {identity.run_name({name: value}) for name, value in changed.items()}
+  assert len(names) == len(changed) and identity.run_name({}) not in names
+  assert identity.run_name({'batch_size': 10}).endswith('_A10_batch_size10_seed0')
+  # Neither where the data is nor how long the run is makes it another one.
+  assert identity.run_name({'data_dir': '/data', 'total_rounds': 7}) == identity.run_name({})
