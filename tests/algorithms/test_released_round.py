@@ -20,31 +20,26 @@ BATCH_SIZE, LOCAL_STEPS = 4, 4
 LEARNING_RATE, DECAY, WEIGHT_DECAY, BOUND = 0.4, 0.9, 0.3, 0.6
 ADAM = dict(beta_1=0.8, beta_2=0.95)
 CASES = {
-  # Arguments of the builder, options of the NumPy reference. The epsilons are large, so that they
+  # Arguments of the builder beside the switches, options of the NumPy reference. The epsilons are large, so that they
   # are seen, and so is the decay.
   'fed_avg': ({}, {}),
-  'fed_prox': ({'proximal_strength': 0.001}, {'prox': 0.001}),
+  'fed_prox': ({}, {'prox': 0.001}),
   'scaffold': ({'num_clients': 4, 'total_examples': 28}, {}),
   'fed_exp': (
-    {
-      'epsilon': 0.01,
-      'epsilon_decay': DECAY**2,
-      'variant': 'reference',
-      'average_last_two': True,
-    },
+    {'epsilon': 0.01, 'epsilon_decay': DECAY**2},
     {'eps': 0.01, 'decay': DECAY, 'average_last_two': True},
   ),
   'fed_adam': (
-    {
-      'server_learning_rate': 0.2,
-      'epsilon': 0.05,
-      'epsilon_decay': DECAY**2,
-      'variant': 'reference',
-      **ADAM,
-    },
+    {'server_learning_rate': 0.2, 'epsilon': 0.05, 'epsilon_decay': DECAY**2, **ADAM},
     {'eta': 0.2, 'eps': 0.05, 'decay': DECAY, **ADAM},
   ),
-  'fed_avgm': ({'server_momentum': 0.9}, {'momentum': 0.9}),
+  'fed_avgm': ({}, {'momentum': 0.9}),
+}
+SWITCHES = {
+  'fed_prox': {'proximal_strength': 0.001},
+  'fed_exp': {'variant': 'reference', 'average_last_two': True},
+  'fed_adam': {'variant': 'reference'},
+  'fed_avgm': {'server_momentum': 0.9},
 }
 OPTIMIZERS = {'nar': optimizers.build_nar, 'clip': optimizers.build_clipped_sgd}
 
@@ -90,6 +85,7 @@ def build(problem, name, rule, **arguments):
     **{
       'loop_implementation': algorithms.PACKED,
       'client_weighting': algorithms.DATA_SIZE,
+      **SWITCHES.get(name, {}),
       **arguments,
     },
   )
