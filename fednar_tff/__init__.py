@@ -1,6 +1,7 @@
 """Weight decay, clipping and normalisation in federated optimization, on TensorFlow Federated."""
 
 import importlib.util
+import sys
 import warnings
 
 __version__ = '0.1.0'
@@ -14,6 +15,7 @@ if importlib.util.find_spec('tensorflow_federated') is None:
 with warnings.catch_warnings():
   # A requirement of TFF's uses pkg_resources, which says so at length; the lock files keep a setuptools that has it.
   warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
+  _nobody_has_chosen_a_runtime = 'tensorflow_federated' not in sys.modules
   import tensorflow_federated as _tff  # noqa: F401
 
 # The rooms come after the check: each of them imports TFF.
@@ -22,3 +24,9 @@ from fednar_tff import optimizers as optimizers
 from fednar_tff import runtime as runtime
 from fednar_tff import simulation as simulation
 from fednar_tff import tasks as tasks
+from fednar_tff.runtime import at_exit as _at_exit
+
+if _nobody_has_chosen_a_runtime:
+  # TFF's own default, but its worker ends with this process.
+  runtime.set_native_context()
+_at_exit.register()

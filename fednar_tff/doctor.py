@@ -1,4 +1,4 @@
-"""Says whether this machine can run federated computations, and on what: `python -m fednar_tff.doctor`.
+"""Says whether this machine can run federated computations, on what and on which data: `python -m fednar_tff.doctor`.
 
 Each runtime is tried in a process of its own, with a time-out, so that one that hangs or crashes is a line in the
 report and not the end of it.
@@ -10,6 +10,9 @@ import platform
 import subprocess
 import sys
 import time
+
+from fednar_tff import command_line
+from fednar_tff.tasks import sources
 
 _PACKAGES = (
   'tensorflow',
@@ -107,6 +110,30 @@ def check_runtime(name: str, seconds: float = _SECONDS) -> tuple[bool, str]:
   return True, f'{done.stdout.strip()} ({time.monotonic() - started:.0f} s with imports)'
 
 
+def describe_data(data_dir: str | None = None) -> list[str]:
+  """Says of each data set that has to be fetched whether it is there, and how to get it if not.
+
+  Args:
+    data_dir: Where to look, instead of in the default folders of tfds and TFF.
+
+  Returns:
+    One line for each data set.
+  """
+  lines = []
+  for name in sources.LOADERS:
+    status = sources.check(name, data_dir)
+    command = sources.fetch_command(name, data_dir)
+    if status.is_there:
+      lines.append(f'{name}: ok: in {status.path}')
+    elif status.problem is None:
+      lines.append(f'{name}: not in {status.path}; fetch it by: {command}')
+    else:
+      lines.append(
+        f'{name}: not in {status.path}: {status.problem}; when that is mended, fetch it by: {command}'
+      )
+  return lines
+
+
 def diagnose(devices: list[str], works: dict[str, bool]) -> list[str]:
   """Says in words what the findings mean.
 
@@ -142,11 +169,19 @@ def diagnose(devices: list[str], works: dict[str, bool]) -> list[str]:
   return lines
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
   """Prints the report; the exit status is 0 if every runtime works."""
+  parser = command_line.Parser(prog='python -m fednar_tff.doctor', description=__doc__)
+  parser.add_argument(
+    '--data_dir', help='where to look for data sets, instead of in the default folders'
+  )
+  options = parser.parse_args(arguments)
   print(*_versions(), sep='\n')
   devices = _devices()
   print('\nDevices of TensorFlow:', *devices, sep='\n  ')
+  print(
+    '\nData sets (digits and synthetic need none):', *describe_data(options.data_dir), sep='\n  '
+  )
   print('\nA federated round on each runtime:', flush=True)
   works = {}
   for name in _RUNTIMES:

@@ -1,6 +1,7 @@
 """The clients' side of a round: local training on every client, with the hparams of the round."""
 
 import collections
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -115,6 +116,23 @@ def build_client_side(
   )
 
 
+def _blank_without_clients(metrics_type: tff.Type) -> tff.Computation:
+  """Returns a computation that makes each mean NaN if no client's update was finite.
+
+  A mean over no client is 0 by TFF's finalizers, which would pass for a perfect loss.
+  """
+
+  @tff.tensorflow.computation(metrics_type)
+  def blank(metrics):
+    nobody = tf.equal(metrics['total_steps'], 0)
+    return tf.nest.map_structure(
+      lambda x: tf.where(nobody, tf.constant(math.nan, x.dtype), x) if x.dtype.is_floating else x,
+      metrics,
+    )
+
+  return blank
+
+
 def measurements(client_side: ClientSide, metrics: Any, hparams: Any) -> Any:
   """Returns a round's metrics at the server; to be called in a federated computation.
 
@@ -124,9 +142,12 @@ def measurements(client_side: ClientSide, metrics: Any, hparams: Any) -> Any:
     hparams: The hparams of the round, at the server.
   """
   rates = tff.federated_map(client_side.schedule.get_rates, hparams)
+  train = client_side.aggregate_metrics(metrics)
+  if 'total_steps' in tff.structure.name_list(train.type_signature.member):
+    train = tff.federated_map(_blank_without_clients(train.type_signature.member), train)
   return tff.federated_zip(
     collections.OrderedDict(
-      train=client_side.aggregate_metrics(metrics),
+      train=train,
       learning_rate=rates.learning_rate,
       weight_decay=rates.weight_decay,
     )

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import tensorflow_federated as tff
 from absl import logging
 
-from fednar_tff.runtime import grpc_worker
+from fednar_tff.runtime import grpc_worker, worker_process
 
 _SECONDS_TO_CONNECT = 5.0
 
 
-class WorkerLostError(RuntimeError):
+class WorkerLostError(ConnectionError):
   """A worker does not answer, or no worker is left that does."""
 
 
@@ -173,18 +173,20 @@ def create_remote_context(
 
   Raises:
     ValueError: If no address is given, or one that is not 'host:port'.
-    ConnectionError: If a worker does not answer within seconds; the message names it.
+    WorkerLostError: If a worker does not answer within seconds; the message names it.
   """
   if not workers:
-    raise ValueError('Expected the address of at least one worker, found none.')
+    raise ValueError('`workers` must be the address of at least one worker, found none.')
   for address in workers:
     host, _, port = address.rpartition(':')
-    if not host or not port.isdigit():
-      raise ValueError(f"Expected addresses of the form 'host:port', found {address!r}.")
+    if not host or not port.isdigit() or int(port) not in worker_process.PORTS:
+      raise ValueError(
+        f"`workers` must be addresses 'host:port' with a port up to {worker_process.PORTS[-1]}, found {address!r}."
+      )
   connected = [_Worker(address, default_num_clients) for address in workers]
   silent = [worker.address for worker in connected if not worker.answers(_SECONDS_TO_CONNECT)]
   if silent:
-    raise ConnectionError(
+    raise WorkerLostError(
       f'No TFF worker answers at {", ".join(silent)} (waited {_SECONDS_TO_CONNECT:.0f} s); '
       'start one there with: python -m fednar_tff.runtime.worker --port=PORT'
     )

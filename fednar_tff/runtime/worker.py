@@ -9,12 +9,15 @@ import argparse
 import signal
 import sys
 
+from fednar_tff import command_line
 from fednar_tff.runtime import worker_process
+
+_SECONDS_TO_START = 60.0
 
 
 def main(arguments: list[str] | None = None) -> int:
   """Runs a worker until it is told to stop (Ctrl-C or SIGTERM)."""
-  parser = argparse.ArgumentParser(
+  parser = command_line.Parser(
     prog='python -m fednar_tff.runtime.worker',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -22,18 +25,28 @@ def main(arguments: list[str] | None = None) -> int:
   parser.add_argument('--port', type=int, required=True, help='the port to listen on')
   port = parser.parse_args(arguments).port
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-  worker = worker_process.WorkerProcess(port)
-  print(
-    f'TFF worker on port {port}, all interfaces, no authentication. Ctrl-C stops it.', flush=True
-  )
   try:
-    status = worker.wait()
+    worker = worker_process.WorkerProcess(port)
+  except ValueError as e:
+    parser.error(str(e))
+  except OSError as e:
+    print(f'{parser.prog}: {e.strerror}.', file=sys.stderr)
+    return 1
+  try:
+    if worker.wait_until_ready(_SECONDS_TO_START):
+      print(
+        f'TFF worker on port {port}, all interfaces, no authentication. Ctrl-C stops it.',
+        flush=True,
+      )
+      status = worker.wait()
+      print(f'{parser.prog}: the worker ended with status {status}.', file=sys.stderr)
+    else:
+      print(f'{parser.prog}: the worker does not answer on port {port}.', file=sys.stderr)
+    return 1
   except KeyboardInterrupt:
     return 0
   finally:
     worker.stop()
-  print(f'The worker ended with status {status}; is port {port} in use?', file=sys.stderr)
-  return 1
 
 
 if __name__ == '__main__':

@@ -5,12 +5,17 @@ import pathlib
 import socket
 import subprocess
 import sys
+import time
 import weakref
 
 import tensorflow_federated as tff
 
+from fednar_tff.runtime import grpc_worker
+
 _SUPERVISOR = pathlib.Path(__file__).with_name('_supervisor.py')
 _SECONDS_TO_END = 5
+_SECONDS_BETWEEN_LOOKS = 0.2
+PORTS = range(1, 2**16)
 
 
 def _worker_binary() -> pathlib.Path:
@@ -26,6 +31,19 @@ def _unused_port() -> int:
   with socket.socket() as probe:
     probe.bind(('', 0))
     return probe.getsockname()[1]
+
+
+def _check_port(port: int) -> None:
+  """Raises an error if nothing can listen on a port: the worker itself would share one that is in use, or say nothing."""
+  if port not in PORTS:
+    raise ValueError(f'`port` must be from {PORTS[0]} to {PORTS[-1]}, found {port}.')
+  with socket.socket() as probe:
+    # Connections that have just ended do not keep a listener away.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      probe.bind(('', port))
+    except OSError as e:
+      raise OSError(e.errno, f'Cannot listen on port {port}: {e.strerror}') from e
 
 
 def _end(supervisor: subprocess.Popen) -> None:
@@ -48,7 +66,13 @@ class WorkerProcess:
       port: The port to listen on, on every interface; `None` picks an unused one.
       max_concurrent_computation_calls: How many calls of one computation the worker runs at the same time; not
         positive means no limit.
+
+    Raises:
+      OSError: If the port is in use or not ours to use.
+      ValueError: If there is no such port.
     """
+    if port is not None:
+      _check_port(port)
     self.port = _unused_port() if port is None else port
     self._supervisor = subprocess.Popen(
       [
@@ -70,6 +94,18 @@ class WorkerProcess:
   def is_running(self) -> bool:
     """Whether the worker has neither crashed nor been stopped."""
     return self._supervisor.poll() is None
+
+  def wait_until_ready(self, seconds: float) -> bool:
+    """Waits until the worker answers or ends, at most `seconds`, and returns whether it answers."""
+    connection = grpc_worker.Connection(f'localhost:{self.port}')
+    deadline = time.monotonic() + seconds
+    try:
+      while self.is_running and time.monotonic() < deadline:
+        if connection.wait_until_ready(_SECONDS_BETWEEN_LOOKS):
+          return True
+      return False
+    finally:
+      connection.close()
 
   def wait(self) -> int:
     """Waits until the worker ends by itself and returns its exit status."""

@@ -2,6 +2,7 @@
 
 from fednar_tff.simulation.client_states import ClientStates as ClientStates
 from fednar_tff.simulation.evaluation import build_evaluation as build_evaluation
+from fednar_tff.simulation.run import DivergedError as DivergedError
 from fednar_tff.simulation.run import Progress as Progress
 from fednar_tff.simulation.run import Run as Run
 from fednar_tff.simulation.run import run as run
@@ -9,3 +10,4 @@ from fednar_tff.simulation.seeds import Seeds as Seeds
 from fednar_tff.simulation.seeds import derive_seeds as derive_seeds
 from fednar_tff.simulation.seeds import sample_clients as sample_clients
 from fednar_tff.simulation.storage import RunDirectoryError as RunDirectoryError
+from fednar_tff.simulation.storage import check_output_dir as check_output_dir

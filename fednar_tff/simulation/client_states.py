@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fednar_tff.simulation import storage
+
 # With row ids, the key is an index beside the states, and a search for old ones reads no state.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS states (
@@ -40,6 +42,7 @@ class ClientStates:
         grow with the number of clients.
 
     Raises:
+      RunDirectoryError: If the file cannot be written; so do the other methods.
       ValueError: If there is neither a path nor memory to keep states in.
     """
     if path is None and not keep_in_memory:
@@ -48,12 +51,17 @@ class ClientStates:
     self._memory = {} if keep_in_memory else None
     self._uncommitted = set()
     self._database = None
+    self._path = path
     if path is not None:
-      self._database = sqlite3.connect(path, isolation_level='DEFERRED', check_same_thread=False)
-      # What is committed must be on the disk before the checkpoint that refers to it is.
-      self._database.execute('PRAGMA synchronous = FULL')
-      self._database.execute(_SCHEMA)
-      self._database.commit()
+      with storage.writing_to(self._path):
+        self._open(path)
+
+  def _open(self, path):
+    self._database = sqlite3.connect(path, isolation_level='DEFERRED', check_same_thread=False)
+    # What is committed must be on the disk before the checkpoint that refers to it is.
+    self._database.execute('PRAGMA synchronous = FULL')
+    self._database.execute(_SCHEMA)
+    self._database.commit()
 
   def get(self, client_ids: Sequence[str]) -> list[Any]:
     """Returns the states of some clients."""
@@ -76,7 +84,8 @@ class ClientStates:
     """Stores the states that some clients have after a round."""
     for client_id, state in zip(client_ids, states):
       if self._memory is None:
-        self._write(client_id, state, round_num)
+        with storage.writing_to(self._path):
+          self._write(client_id, state, round_num)
       else:
         self._memory[client_id] = tf.nest.map_structure(np.asarray, state)
         self._uncommitted.add(client_id)
@@ -84,9 +93,10 @@ class ClientStates:
   def commit(self, round_num: int) -> None:
     """Makes what was put so far permanent; to be called before the checkpoint of `round_num` is saved."""
     if self._database is not None:
-      for client_id in sorted(self._uncommitted):
-        self._write(client_id, self._memory[client_id], round_num)
-      self._database.commit()
+      with storage.writing_to(self._path):
+        for client_id in sorted(self._uncommitted):
+          self._write(client_id, self._memory[client_id], round_num)
+        self._database.commit()
     self._uncommitted.clear()
 
   def restore(self, round_num: int) -> None:
@@ -95,19 +105,21 @@ class ClientStates:
     if self._memory is not None:
       self._memory.clear()
     if self._database is not None:
-      self._database.rollback()
-      self._database.execute('DELETE FROM states WHERE round_num > ?', [round_num])
-      self._database.commit()
+      with storage.writing_to(self._path):
+        self._database.rollback()
+        self._database.execute('DELETE FROM states WHERE round_num > ?', [round_num])
+        self._database.commit()
 
   def prune(self, round_num: int) -> None:
     """Gives up what is needed only to go back further than `round_num`, the oldest checkpoint that is kept."""
     if self._database is not None:
-      self._database.execute(
-        'DELETE FROM states WHERE round_num < (SELECT MAX(newer.round_num) FROM states AS newer '
-        'WHERE newer.client_id = states.client_id AND newer.round_num <= ?)',
-        [round_num],
-      )
-      self._database.commit()
+      with storage.writing_to(self._path):
+        self._database.execute(
+          'DELETE FROM states WHERE round_num < (SELECT MAX(newer.round_num) FROM states AS newer '
+          'WHERE newer.client_id = states.client_id AND newer.round_num <= ?)',
+          [round_num],
+        )
+        self._database.commit()
 
   def client_ids(self) -> list[str]:
     """Returns the clients that have a stored state."""

@@ -1,20 +1,43 @@
 """Many rounds of a federated algorithm on a task, resumable to the bit."""
 
 import collections
+import math
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow_federated as tff
+from absl import logging
 
 from fednar_tff import algorithms
 from fednar_tff.simulation import client_states as client_states_lib
-from fednar_tff.simulation import evaluation, seeds, storage
+from fednar_tff.simulation import evaluation, report, seeds, storage
 from fednar_tff.tasks import Task
 
 # The metrics of `fednar_tff.algorithms` that describe the algorithm, not the model.
 _ALGORITHM_METRICS = ('clipped_steps', 'total_steps', 'mean_clipped_norm', 'num_non_finite_clients')
+
+
+_REMEDY = 'a smaller learning rate, a smaller weight decay, NAR (which bounds each step) or a smaller `max_norm`'
+
+
+class DivergedError(RuntimeError):
+  """No client had a finite update for too many rounds in a row; the message says what to change.
+
+  Attributes:
+    round_num: The number of rounds done.
+    diverged_rounds: How many of them in a row, up to the last, were without a finite client.
+  """
+
+  def __init__(self, round_num: int, diverged_rounds: int):
+    super().__init__(
+      f'The run has diverged: in {diverged_rounds} rounds in a row, up to round {round_num}, no client had a finite update. '
+      f'Try {_REMEDY}; `stop_on_divergence=None` goes on.'
+    )
+    self.round_num = round_num
+    self.diverged_rounds = diverged_rounds
 
 
 class Progress(NamedTuple):
@@ -23,7 +46,8 @@ class Progress(NamedTuple):
   Attributes:
     round_num: The number of rounds done.
     metrics: The round's metrics by name: those of training (`train_loss`, ...), of the algorithm (`learning_rate`, `clipped_steps`,
-      ...), and of the test set (`test_accuracy`, ...), which are None in a round without evaluation.
+      ...), and of the test set (`test_accuracy`, ...). Those that there is nothing to measure on are None: of the test set in a
+      round without evaluation, means over clients in a round without a client whose update is finite.
     seconds: How long the round took.
   """
 
@@ -55,6 +79,14 @@ class Run:
       directory.save_description()
     self._latest = _Latest(state, round_num, (), ())
     self._saved_round = round_num
+    self._last = None
+    self._diverged_rounds = 0
+    self._has_warned = False
+    if directory is not None:
+      for row in directory.read_metrics(round_num):
+        self._take_note(_progress_of_row(row))
+      if self._last is not None and self._last.round_num != round_num:
+        self._last, self._diverged_rounds = None, 0  # Someone has removed lines.
     if states is not None:
       states.restore(round_num)
 
@@ -62,6 +94,16 @@ class Run:
   def round_num(self) -> int:
     """The number of rounds done, by this process or by one that this one resumes."""
     return self._latest.round_num
+
+  @property
+  def last(self) -> Progress | None:
+    """The last round that is done, or None before the first; of a run that resumes, as `metrics.csv` tells it."""
+    return self._last
+
+  @property
+  def diverged_rounds(self) -> int:
+    """How many rounds in a row, up to the last, were without a client whose update is finite."""
+    return self._diverged_rounds
 
   @property
   def state(self) -> Any:
@@ -87,6 +129,10 @@ class Run:
 
   def __next__(self) -> Progress:
     settings = self._settings
+    if settings.stop_on_divergence and self._diverged_rounds >= settings.stop_on_divergence:
+      self._save()
+      self.close()
+      raise DivergedError(self.round_num, self._diverged_rounds)
     if self.round_num >= settings.total_rounds:
       self.close()
       raise StopIteration
@@ -125,6 +171,10 @@ class Run:
       state, states, metrics = self._process.next(self.state, states, client_data)
     done = round_index + 1
     metrics = flatten_metrics(metrics)
+    if _is_without_clients(metrics):
+      metrics.update(
+        {name: None for name, value in metrics.items() if _is_client_mean(name, value)}
+      )
     evaluated = done % settings.rounds_per_evaluation == 0 or done == settings.total_rounds
     metrics.update(
       self._test_metrics(self._process.get_model_weights(state) if evaluated else None)
@@ -134,8 +184,26 @@ class Run:
       self._directory.release(done, metrics, seconds)
     # In one assignment: wherever an interruption strikes, server and clients are of the same round.
     self._latest = _Latest(state, done, ids, states)
+    progress = Progress(done, metrics, seconds)
+    self._take_note(progress)
     self._store_client_states()
-    return Progress(done, metrics, seconds)
+    self._warn_of_divergence()
+    return progress
+
+  def _take_note(self, progress):
+    self._last = progress
+    self._diverged_rounds = (
+      self._diverged_rounds + 1 if _is_without_clients(progress.metrics) else 0
+    )
+
+  def _warn_of_divergence(self):
+    if self._diverged_rounds and not self._has_warned:
+      self._has_warned = True
+      logging.warning(
+        'Round %d: no client had a finite update, so the model stays as it was. Try %s.',
+        self.round_num,
+        _REMEDY,
+      )
 
   def _store_client_states(self):
     """Stores the client states of the last round; doing so again changes nothing."""
@@ -177,31 +245,46 @@ class Run:
     if self._client_states is not None:
       self._client_states.prune(min(self._directory.checkpoint_versions()))
 
-  def finish(self, title: str = '') -> Progress | None:
-    """Runs the rounds that are left, with a progress bar if there is someone to see it; returns the last."""
+  def finish(self, title: str = '', quiet: bool = False) -> Progress | None:
+    """Runs the rounds that are left, and shows how far they are.
+
+    At a terminal that is a progress bar. Elsewhere, as in the log of a cluster, it is a plain line for every 5 % of the rounds and
+    at least every 30 seconds.
+
+    Args:
+      title: What to call the run.
+      quiet: Whether to show nothing.
+
+    Returns:
+      The last round, also if it was done before; see `last`.
+
+    Raises:
+      DivergedError: See `run`.
+    """
     import tqdm.auto  # Imported here, since in a notebook it looks for widgets.
 
-    last = None
+    total = self._settings.total_rounds
     bar = tqdm.auto.tqdm(
-      total=self._settings.total_rounds,
+      total=total,
       initial=self.round_num,
       desc=title,
       unit='round',
-      disable=None,
+      disable=True if quiet else None,
     )
+    lines = report.PlainReport(total, self.round_num, title) if bar.disable and not quiet else None
     shown = {}
     with bar:
-      for last in self:
-        metrics = last.metrics
+      for progress in self:
+        metrics = progress.metrics
+        if lines is not None:
+          lines.add(progress.round_num, metrics)
         if metrics.get('test_accuracy') is not None:
           shown['accuracy'] = f'{100 * float(metrics["test_accuracy"]):.1f}%'
-        if metrics.get('total_steps'):
-          shown['clipped'] = (
-            f'{100 * float(metrics["clipped_steps"] / metrics["total_steps"]):.0f}%'
-          )
+        if (clipped := report.clipped_share(metrics)) is not None:
+          shown['clipped'] = f'{100 * clipped:.0f}%'
         bar.set_postfix(shown, refresh=False)
         bar.update()
-    return last
+    return self._last
 
   def close(self) -> None:
     """Lets go of the directory; `state`, `model_weights` and `client_states` can still be read."""
@@ -222,6 +305,7 @@ class _Settings(NamedTuple):
   rounds_per_checkpoint: int
   packed: bool
   share_data: bool
+  stop_on_divergence: int | None
 
 
 def run(
@@ -242,6 +326,7 @@ def run(
   packed: bool = True,
   share_data: bool = True,
   client_states_in_memory: bool = True,
+  stop_on_divergence: int | None = 5,
 ) -> Run:
   """Returns a run of an algorithm on a task: iterate over its rounds, or call its `finish`.
 
@@ -267,10 +352,12 @@ def run(
     packed: Whether `process` takes packed clients (`loop_implementation=algorithms.PACKED`) or datasets of batches.
     share_data: Whether packed clients refer to the task's data in memory; to be False if the runtime is another process.
     client_states_in_memory: Whether the states of clients are kept in memory or, if False, in a file in `output_dir`.
+    stop_on_divergence: After how many rounds in a row without a client whose update is finite the run ends with a `DivergedError`,
+      whatever is done saved; None means never.
 
   Raises:
     RunDirectoryError: If another process uses `output_dir`, it holds another run, or it cannot be written.
-    ValueError: If a number is out of range.
+    ValueError: If a number is out of range, or `packed` does not fit the process.
   """
   settings = _Settings(
     total_rounds=total_rounds,
@@ -283,13 +370,19 @@ def run(
     rounds_per_checkpoint=rounds_per_checkpoint,
     packed=packed,
     share_data=share_data,
+    stop_on_divergence=stop_on_divergence,
   )
   for name in ('total_rounds', 'rounds_per_evaluation', 'rounds_per_checkpoint'):
     if getattr(settings, name) < 1:
       raise ValueError(f'`{name}` must be a positive integer, found {getattr(settings, name)!r}.')
-  seeds.sample_clients(
-    task.partition.client_ids, clients_per_round, 0, 0
-  )  # Complains now rather than later.
+  if stop_on_divergence is not None and stop_on_divergence < 1:
+    raise ValueError(
+      f'`stop_on_divergence` must be a positive integer or None, found {stop_on_divergence!r}.'
+    )
+  # These complain now rather than in the first round.
+  seeds.sample_clients(task.partition.client_ids, clients_per_round, 0, 0)
+  task.check_batches(batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
+  _check_packed(process, packed)
 
   state, directory = process.initialize(), None
   if output_dir is not None:
@@ -322,6 +415,36 @@ def _describe(task, process, state, settings):
     'partition of the data': task.partition.hash,
     'type of the state (model or algorithm)': str(process.initialize.type_signature.result),
   }
+
+
+def _check_packed(process: Any, packed: bool) -> None:
+  """Raises a `ValueError` if a process takes clients in the other form."""
+  *_, client_data = process.next.type_signature.parameter
+  element = client_data.member.element
+  takes_packed = isinstance(element, tff.StructType) and {'data', 'index'} <= set(
+    tff.structure.name_list(element)
+  )
+  if takes_packed != packed:
+    raise ValueError(
+      f'`packed` must be {takes_packed} for a process that was built '
+      f'{"with" if takes_packed else "without"} `loop_implementation=algorithms.PACKED`, found packed={packed!r}.'
+    )
+
+
+def _is_without_clients(metrics: Mapping[str, Any]) -> bool:
+  """Whether no client of a round had a finite update; False if the process does not tell."""
+  return bool(metrics.get('num_non_finite_clients')) and not metrics.get('total_steps')
+
+
+def _is_client_mean(name: str, value: Any) -> bool:
+  is_of_clients = name.startswith('train_') or name == 'mean_clipped_norm'
+  return is_of_clients and isinstance(value, (float, np.floating))
+
+
+def _progress_of_row(row: dict[str, Any]) -> Progress:
+  round_num, seconds = int(row.pop('round_num')), row.pop('seconds')
+  seconds = math.nan if seconds is None else float(seconds)
+  return Progress(round_num, collections.OrderedDict(row), seconds)
 
 
 def flatten_metrics(metrics: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:

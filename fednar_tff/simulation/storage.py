@@ -6,13 +6,17 @@ in the middle of a write.
 
 import asyncio
 import concurrent.futures
+import contextlib
+import csv
 import errno
 import fcntl
 import json
 import logging
 import pathlib
 import shutil
-from collections.abc import Mapping
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +31,36 @@ _CHECKPOINTS_KEPT = 3
 
 class RunDirectoryError(Exception):
   """A run's directory cannot be used; the message says why and what to do."""
+
+
+@contextlib.contextmanager
+def writing_to(path: pathlib.Path) -> Iterator[None]:
+  """Turns errors of the file system, of TensorFlow and of SQLite into a `RunDirectoryError` that names the path."""
+  try:
+    yield
+  except (OSError, tf.errors.OpError, sqlite3.Error) as e:
+    full = getattr(e, 'errno', None) == errno.ENOSPC or any(
+      text in str(e) for text in ('No space left', 'disk is full')
+    )
+    reason = 'the disk is full' if full else _first_line(e)
+    raise RunDirectoryError(
+      f'Cannot write to {path}: {reason}. What was saved before is whole; start again to resume.'
+    ) from e
+
+
+def check_output_dir(path: str | pathlib.Path) -> None:
+  """Makes a run's directory if there is none, and tries to write to it: to be called before anything that takes long.
+
+  Raises:
+    RunDirectoryError: If it cannot be made or written.
+  """
+  path = pathlib.Path(path)
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path):
+      pass
+  except OSError as e:
+    raise RunDirectoryError(f'Cannot write to {path}: {e.strerror or e}.') from e
 
 
 class RunDirectory:
@@ -45,11 +79,8 @@ class RunDirectory:
         be written.
     """
     self.path = pathlib.Path(path)
-    try:
-      self.path.mkdir(parents=True, exist_ok=True)
-      self._lock = open(self.path / '.lock', 'a')
-    except OSError as e:
-      raise RunDirectoryError(f'Cannot write to {self.path}: {e.strerror}.') from e
+    check_output_dir(self.path)
+    self._lock = open(self.path / '.lock', 'a')
     try:
       fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -121,14 +152,8 @@ class RunDirectory:
         path.unlink()
 
   def _wait_for(self, coroutine):
-    try:
+    with writing_to(self.path):
       return self._thread.submit(asyncio.run, coroutine).result()
-    except (OSError, tf.errors.OpError) as e:
-      full = getattr(e, 'errno', None) == errno.ENOSPC or 'No space left' in str(e)
-      reason = 'the disk is full' if full else _first_line(e)
-      raise RunDirectoryError(
-        f'Cannot write to {self.path}: {reason}. What was saved before is whole; start again to resume.'
-      ) from e
 
   def save_checkpoint(self, state: Any, version: int) -> None:
     """Saves the leaves of a structure."""
@@ -170,6 +195,22 @@ class RunDirectory:
     shown = {k: v for k, v in metrics.items() if v is not None}
     self._wait_for(self._events.release(shown, round_num))
 
+  def read_metrics(self, last_round: int) -> list[dict[str, Any]]:
+    """Returns the metrics of all rounds up to one, those that were written; `round_num` and `seconds` are among them."""
+    seconds = {row[_KEY]: row['seconds'] for row in self._read_csv('timing.csv')}
+    rows = [
+      {name: _parse(text) for name, text in {**row, 'seconds': seconds.get(row[_KEY], '')}.items()}
+      for row in self._read_csv('metrics.csv')
+    ]
+    return [row for row in rows if row[_KEY] <= last_round]
+
+  def _read_csv(self, name):
+    path = self.path / name
+    if not path.exists():
+      return []
+    with open(path, newline='') as file:
+      return list(csv.DictReader(file))
+
   def close(self) -> None:
     """Lets another process use the directory."""
     self._thread.shutdown()
@@ -199,3 +240,13 @@ def _first_line(error: Exception) -> str:
 def _shortest(value: Any) -> str:
   """Returns the shortest text that reads back as the same number; nothing for None."""
   return '' if value is None else str(np.asarray(value)[()])
+
+
+def _parse(text: str) -> Any:
+  """Returns the number whose `_shortest` text this is."""
+  if not text:
+    return None
+  try:
+    return np.int64(text)
+  except ValueError:
+    return np.float32(text)

@@ -10,6 +10,61 @@ import json
 
 import numpy as np
 
+# Of one client's round: 128 MB of row numbers, and five times that for a moment while they are made.
+_MAX_POSITIONS = 2**25
+
+
+def check_size(
+  num_examples: int,
+  *,
+  batch_size: int,
+  local_steps: int | None = None,
+  local_epochs: int | None = None,
+) -> tuple[int, int]:
+  """Checks the size of a client's round, before anything is made of it.
+
+  Args:
+    num_examples: How many examples the client holds.
+    batch_size: Examples per batch.
+    local_steps: The number of batches; this or `local_epochs`.
+    local_epochs: The number of epochs; this or `local_steps`.
+
+  Returns:
+    The number of epochs, begun ones too, and of batches.
+
+  Raises:
+    ValueError: If not exactly one of `local_steps` and `local_epochs` is given, a number is not positive, or the round is too
+      large to hold in memory.
+  """
+  if (local_steps is None) == (local_epochs is None):
+    raise ValueError(
+      'Give exactly one of local_steps and local_epochs, '
+      f'found local_steps={local_steps} and local_epochs={local_epochs}.'
+    )
+  for name, value in [
+    ('num_examples', num_examples),
+    ('batch_size', batch_size),
+    ('local_steps', local_steps),
+    ('local_epochs', local_epochs),
+  ]:
+    if value is not None and value < 1:
+      raise ValueError(f'{name} must be at least 1, found {value}.')
+  columns = min(batch_size, num_examples)
+  steps_per_epoch = -(-num_examples // columns)
+  # An epoch always fits, so that no data set is too large.
+  max_epochs = max(1, _MAX_POSITIONS // (steps_per_epoch * columns))
+  if local_epochs is None:
+    name, found, limit = 'local_steps', local_steps, max_epochs * steps_per_epoch
+    local_epochs = -(-local_steps // steps_per_epoch)
+  else:
+    name, found, limit = 'local_epochs', local_epochs, max_epochs
+    local_steps = local_epochs * steps_per_epoch
+  if found > limit:
+    raise ValueError(
+      f'{name} must be at most {limit} for batches of {columns} of the {num_examples} examples of a client, found {found}.'
+    )
+  return local_epochs, local_steps
+
 
 def make_index(
   num_examples: int,
@@ -36,34 +91,20 @@ def make_index(
     seed: The run's seed for batches.
 
   Returns:
-    An int32 array `[steps, batch_size]`; -1 fills up short batches.
+    An int32 array `[steps, batch_size]`, or narrower if the client has fewer examples; -1 fills up short batches.
 
   Raises:
-    ValueError: If not exactly one of `local_steps` and `local_epochs` is given, or a number is not
-      positive.
+    ValueError: See `check_size`.
   """
-  if (local_steps is None) == (local_epochs is None):
-    raise ValueError(
-      'Give exactly one of local_steps and local_epochs, '
-      f'found local_steps={local_steps} and local_epochs={local_epochs}.'
-    )
-  for name, value in [
-    ('num_examples', num_examples),
-    ('batch_size', batch_size),
-    ('local_steps', local_steps),
-    ('local_epochs', local_epochs),
-  ]:
-    if value is not None and value < 1:
-      raise ValueError(f'{name} must be at least 1, found {value}.')
-  steps_per_epoch = -(-num_examples // batch_size)
-  if local_epochs is None:
-    local_epochs = -(-local_steps // steps_per_epoch)
-  else:
-    local_steps = local_epochs * steps_per_epoch
+  local_epochs, local_steps = check_size(
+    num_examples, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
+  )
+  columns = min(batch_size, num_examples)
+  steps_per_epoch = -(-num_examples // columns)
   keys = _stream('order', seed, round_num, client_id).random_raw((local_epochs, num_examples))
-  index = np.full((local_epochs, steps_per_epoch * batch_size), -1, np.int32)
+  index = np.full((local_epochs, steps_per_epoch * columns), -1, np.int32)
   index[:, :num_examples] = np.argsort(keys, axis=1, kind='stable')
-  return index.reshape(-1, batch_size)[:local_steps]
+  return index.reshape(-1, columns)[:local_steps]
 
 
 def make_step_seeds(num_steps: int, client_id: str, round_num: int, *, seed: int) -> np.ndarray:

@@ -3,8 +3,10 @@
 import functools
 import os
 import pathlib
+import shlex
 import sqlite3
-from typing import Any
+import urllib.request
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +14,9 @@ import tensorflow_federated as tff
 
 _TFF_DEFAULT_DIR = '~/.tff'
 _TFDS_DEFAULT_DIR = '~/tensorflow_datasets'
+# Where TFF's `load_data` gets its files from.
+_TFF_URL = 'https://storage.googleapis.com/tff-datasets-public/{name}.sqlite.lzma'
+_SECONDS_TO_ANSWER = 5.0
 
 
 class DataError(RuntimeError):
@@ -30,7 +35,7 @@ def load_cifar10(data_dir: str | None = None) -> dict[str, dict[str, tf.Tensor]]
   Raises:
     DataError: If the data is missing and the download failed, or a file is damaged.
   """
-  return _load_tfds('cifar10', _folder(data_dir, 'TFDS_DATA_DIR', _TFDS_DEFAULT_DIR))
+  return _load_tfds('cifar10', _tfds_folder(data_dir))
 
 
 def load_cifar100(data_dir: str | None = None) -> dict[str, dict[str, Any]]:
@@ -46,7 +51,7 @@ def load_cifar100(data_dir: str | None = None) -> dict[str, dict[str, Any]]:
   Raises:
     DataError: If the data is missing and the download failed, or the file is damaged.
   """
-  return _load_tff('cifar100', _folder(data_dir, None, _TFF_DEFAULT_DIR))
+  return _load_tff('cifar100', _absolute(data_dir or _TFF_DEFAULT_DIR))
 
 
 def load_shakespeare(data_dir: str | None = None) -> dict[str, dict[str, np.ndarray]]:
@@ -61,12 +66,102 @@ def load_shakespeare(data_dir: str | None = None) -> dict[str, dict[str, np.ndar
   Raises:
     DataError: If the data is missing and the download failed, or the file is damaged.
   """
-  return _load_tff('shakespeare', _folder(data_dir, None, _TFF_DEFAULT_DIR))
+  return _load_tff('shakespeare', _absolute(data_dir or _TFF_DEFAULT_DIR))
 
 
-def _folder(data_dir, variable, default):
-  data_dir = data_dir or (variable and os.environ.get(variable)) or default
-  return os.path.abspath(os.path.expanduser(data_dir))
+# The data sets that are fetched before the first use, by name.
+LOADERS = {
+  'cifar10': load_cifar10,
+  'cifar100': load_cifar100,
+  'shakespeare': load_shakespeare,
+}
+
+
+class DataStatus(NamedTuple):
+  """What is known of a data set without reading it all.
+
+  Attributes:
+    path: Where the data set is, or would be.
+    is_there: Whether it is there.
+    problem: None, or why it is damaged or cannot be fetched, in one line.
+  """
+
+  path: str
+  is_there: bool
+  problem: str | None
+
+
+def check(name: str, data_dir: str | None = None) -> DataStatus:
+  """Looks whether a data set of `LOADERS` is there and, if not, whether it could be fetched.
+
+  Args:
+    name: The name of the data set.
+    data_dir: See the data set's loader.
+  """
+  if name == 'cifar10':
+    folder = _tfds_folder(data_dir)
+    path = os.path.join(folder, name)
+    try:
+      import tensorflow_datasets as tfds
+
+      builder = tfds.builder(name, data_dir=folder)
+      if builder.is_prepared():
+        return DataStatus(path, True, None)
+      # Reading the addresses imports all that tfds needs for a download.
+      (url,) = builder.url_infos
+    except Exception as e:  # tfds raises many kinds.
+      return DataStatus(path, False, _reason(e))
+  else:
+    path = _database_path(name, _absolute(data_dir or _TFF_DEFAULT_DIR))
+    if os.path.exists(path):
+      try:
+        _check_database(path)
+        return DataStatus(path, True, None)
+      except DataError as e:
+        return DataStatus(path, False, str(e))
+    url = _TFF_URL.format(name=name)
+  return DataStatus(path, False, _unreachable(url))
+
+
+def fetch_command(name: str, folder: str | None = None) -> str:
+  """Returns the command that fetches a data set of `LOADERS`."""
+  command = f'python -m fednar_tff.fetch {name}'
+  return command if folder is None else f'{command} --data_dir={shlex.quote(folder)}'
+
+
+def _unreachable(url):
+  """Returns None if a server offers a file, else why not."""
+  try:
+    request = urllib.request.Request(url, method='HEAD')
+    with urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER):
+      return None
+  except OSError as e:
+    return f'{url} cannot be reached from here ({_one_line(e)})'
+
+
+def _tfds_folder(data_dir):
+  return _absolute(data_dir or os.environ.get('TFDS_DATA_DIR') or _TFDS_DEFAULT_DIR)
+
+
+def _absolute(folder):
+  return os.path.abspath(os.path.expanduser(folder))
+
+
+def _database_path(name, folder):
+  return os.path.join(folder, f'{name}.sqlite')
+
+
+def _is_prepared_in_part(path):
+  """Whether a folder of tfds holds data; a download that failed leaves empty folders and unfinished ones."""
+  files = (file.relative_to(path) for file in pathlib.Path(path).rglob('*') if file.is_file())
+  return any(not any('.incomplete' in part for part in file.parts) for file in files)
+
+
+def _reason(error):
+  """Says why a download failed, and what to install if that is the reason."""
+  if isinstance(error, ModuleNotFoundError) and error.name:
+    return f'tensorflow-datasets lacks a package: pip install {error.name}'
+  return _one_line(error)
 
 
 @functools.cache
@@ -75,6 +170,7 @@ def _load_tfds(name, folder):
 
   load = functools.partial(tfds.load, name, data_dir=folder, split=['train', 'test'])
   path = os.path.join(folder, name)
+  is_damaged = _is_prepared_in_part(path)
   try:
     load(download=False)
   except Exception as first:  # tfds raises many kinds, also AssertionError.
@@ -82,15 +178,9 @@ def _load_tfds(name, folder):
       load(download=True)
     except Exception as e:
       problem = (
-        f'unreadable in {path} ({_one_line(first)})'
-        if os.path.exists(path)
-        else f'missing: looked in {path}'
+        f'unreadable in {path} ({_one_line(first)})' if is_damaged else f'missing: looked in {path}'
       )
-      raise DataError(
-        f'Data set {name} is {problem}, and the download failed ({_one_line(e)}). '
-        'With a network, fetch it by: '
-        f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}, data_dir={folder!r})"'
-      ) from e
+      raise DataError(_cannot_fetch(name, folder, problem, e)) from e
   try:
     (train, test), info = load(download=False, batch_size=-1, with_info=True)
   except Exception as e:
@@ -111,7 +201,7 @@ def _load_tfds(name, folder):
 @functools.cache
 def _load_tff(name, folder):
   module = getattr(tff.simulation.datasets, name)
-  path = os.path.join(folder, f'{name}.sqlite')
+  path = _database_path(name, folder)
   was_there = os.path.exists(path)
   if was_there:
     _check_database(path)
@@ -120,14 +210,17 @@ def _load_tff(name, folder):
   except Exception as e:
     if not was_there and os.path.exists(path):
       os.remove(path)  # A download that broke off would pass for the whole next time.
-    raise DataError(
-      f'Data set {name} is missing: looked for {path}, and the download failed ({_one_line(e)}). '
-      'With a network, fetch it by: python -c "import tensorflow_federated as tff; '
-      f'tff.simulation.datasets.{name}.load_data(cache_dir={folder!r})"'
-    ) from e
+    raise DataError(_cannot_fetch(name, folder, f'missing: looked for {path}', e)) from e
   if not was_there:
     _check_database(path)
   return {'train': _read_all(train), 'test': _read_all(test)}
+
+
+def _cannot_fetch(name, folder, problem, error):
+  return (
+    f'Data set {name} is {problem}, and the download failed ({_reason(error)}). '
+    f'With a network, fetch it by: {fetch_command(name, folder)}'
+  )
 
 
 def _read_all(client_data):

@@ -41,6 +41,23 @@ class Task(tff.simulation.baselines.BaselineTask):
     ids = self.partition.client_ids
     object.__setattr__(self, '_position', {client_id: i for i, client_id in enumerate(ids)})
 
+  def check_batches(
+    self, *, batch_size: int, local_steps: int | None = None, local_epochs: int | None = None
+  ) -> None:
+    """Raises a `ValueError` if `packed_client` would not make such batches for the client with the most examples.
+
+    Args:
+      batch_size: Examples per batch.
+      local_steps: The number of batches; this or `local_epochs`.
+      local_epochs: The number of epochs; this or `local_steps`.
+    """
+    batches.check_size(
+      max(map(len, self.partition.rows)),
+      batch_size=batch_size,
+      local_steps=local_steps,
+      local_epochs=local_epochs,
+    )
+
   def packed_client(
     self,
     client_id: str,
@@ -69,7 +86,8 @@ class Task(tff.simulation.baselines.BaselineTask):
 
     Returns:
       A dataset of one element, `OrderedDict(data=..., index=int32 [steps, batch_size])`, and with
-      `with_size` a third entry, `num_examples`.
+      `with_size` a third entry, `num_examples`. The index is narrower if the client has fewer
+      examples than a batch.
 
     Raises:
       ValueError: If the client is unknown or a number is out of range.

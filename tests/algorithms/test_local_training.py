@@ -311,6 +311,9 @@ def test_server_stays_if_no_client_is_finite(problem, run_rounds, name, aggregat
         np.testing.assert_array_equal(a, b)
   assert metrics['client_work']['train']['num_non_finite_clients'] == 2
   assert metrics['client_work']['train']['total_steps'] == 0
+  # A mean over nobody is not 0.
+  for name in ('mse', 'mean_clipped_norm'):
+    assert np.isnan(metrics['client_work']['train'][name]), name
   assert metrics['finalizer']['server_step_size'] == 0.0
   # And the next round trains again.
   recovered, _, _ = run_rounds(process, [[0, 1]], problem.datasets, new_state)

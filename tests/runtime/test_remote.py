@@ -137,14 +137,17 @@ def test_a_silent_address_is_named_within_seconds():
     unused.bind(('localhost', 0))
     port = unused.getsockname()[1]
   started = time.monotonic()
-  with pytest.raises(ConnectionError, match=f'localhost:{port}.*fednar_tff.runtime.worker'):
+  with pytest.raises(
+    runtime.WorkerLostError, match=f'localhost:{port}.*fednar_tff.runtime.worker'
+  ) as error:
     runtime.set_remote_context([f'localhost:{port}'])
+  assert '\n' not in str(error.value)
   assert time.monotonic() - started < 15
 
 
-@pytest.mark.parametrize('workers', [[], ['localhost'], [':80'], ['host:http']])
+@pytest.mark.parametrize('workers', [[], ['localhost'], [':80'], ['host:http'], ['host:99999']])
 def test_bad_addresses_are_refused(workers):
-  with pytest.raises(ValueError, match='Expected'):
+  with pytest.raises(ValueError, match='`workers` must be '):
     runtime.set_remote_context(workers)
 
 
@@ -153,6 +156,32 @@ def test_the_help_text_warns(capsys):
     worker.main(['--help'])
   text = capsys.readouterr().out
   assert 'no authentication' in text and 'ssh' in text
+
+
+def test_a_worker_on_a_port_that_cannot_be_does_not_announce_success(capsys):
+  with pytest.raises(SystemExit) as ended:
+    worker.main(['--port=99999'])
+  assert ended.value.code == 2
+  assert '`port` must be from 1 to 65535, found 99999' in _one_line_of(capsys)
+  with socket.socket() as busy:
+    busy.bind(('', 0))
+    busy.listen()
+    port = busy.getsockname()[1]
+    assert worker.main([f'--port={port}']) == 1
+  assert f'Cannot listen on port {port}: Address already in use' in _one_line_of(capsys)
+
+
+def test_two_workers_do_not_share_a_port(start_workers, capsys):
+  (first,) = start_workers(1)
+  assert first.wait_until_ready(60)
+  assert worker.main([f'--port={first.port}']) == 1
+  assert f'port {first.port}: Address already in use' in _one_line_of(capsys)
+
+
+def _one_line_of(capsys):
+  captured = capsys.readouterr()
+  assert captured.out == '' and len(captured.err.splitlines()) == 1
+  return captured.err
 
 
 def test_the_worker_program_serves_and_ends_with_its_worker(start_workers):

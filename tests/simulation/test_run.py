@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
 
@@ -23,13 +24,13 @@ def task():
   return tasks.create_task('synthetic', num_clients=6)
 
 
-def build(task, algorithm):
+def build(task, algorithm, loop_implementation=algorithms.PACKED):
   arguments = {'num_clients': 6} if algorithm == 'scaffold' else {}
   return algorithms.get_builder(algorithm)(
     task.functional_model_fn(),
     client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
     learning_rate_fn=algorithms.exponential_decay(0.1, 0.9),
-    loop_implementation=algorithms.PACKED,
+    loop_implementation=loop_implementation,
     **arguments,
   )
 
@@ -252,11 +253,131 @@ def test_second_run_on_a_directory_is_refused(task, processes, tmp_path):
   start(task, processes['fed_avg'], tmp_path).close()
 
 
-def test_finished_run_has_nothing_left_to_do(task, processes, uninterrupted):
-  _, path = uninterrupted['fed_avg']
+def test_finished_run_has_nothing_left_to_do_and_returns_its_last_round(
+  task, processes, uninterrupted
+):
+  first, path = uninterrupted['fed_avg']
   again = start(task, processes['fed_avg'], path)
   assert again.round_num == 7
-  assert again.finish() is None
+  last = again.finish()
+  assert last == again.last
+  assert (last.round_num, dict(last.metrics)) == (7, dict(first.last.metrics))
+  assert last.seconds == pytest.approx(first.last.seconds, abs=1e-4)
+
+
+def test_a_log_without_a_terminal_has_plain_lines(task, processes, capsys):
+  start(task, processes['fed_avg']).finish('digits')
+  lines = capsys.readouterr().out.splitlines()
+  assert [line.split(',')[0] for line in lines] == [f'digits: round {i}/7' for i in range(1, 8)]
+  assert 'test accuracy      -' in lines[1] and 'test accuracy' in lines[2]
+  start(task, processes['fed_avg'], total_rounds=2).finish(quiet=True)
+  captured = capsys.readouterr()
+  assert captured.out == captured.err == ''
+
+
+@pytest.fixture(scope='module')
+def diverging(task):
+  """With this weight decay, each step multiplies the weights by -1e19: float32 ends in the first round."""
+  return algorithms.build_fed_avg(
+    task.functional_model_fn(),
+    client_optimizer_fn=optimizers.build_clipped_sgd(1.0, 1e19, 1.0),
+    learning_rate_fn=lambda t: tf.where(t < 1, 0.0, 1.0),
+    loop_implementation=algorithms.PACKED,
+  )
+
+
+def test_a_metric_without_a_client_is_missing(task, diverging, tmp_path, caplog):
+  run = start(task, diverging, tmp_path, local_steps=4, total_rounds=3, rounds_per_evaluation=1)
+  run.finish()
+  with open(tmp_path / 'metrics.csv', newline='') as file:
+    first, *lost = csv.DictReader(file)
+  assert first['train_loss'] and first['mean_clipped_norm'] and first['total_steps'] == '12'
+  for row in lost:
+    assert row['train_loss'] == row['train_accuracy'] == row['mean_clipped_norm'] == ''
+    assert (row['total_steps'], row['num_non_finite_clients']) == ('0', '3')
+    assert row['test_accuracy'] == first['test_accuracy']
+  assert run.diverged_rounds == 2
+  warnings = [r.getMessage() for r in caplog.records if 'finite' in r.getMessage()]
+  assert len(warnings) == 1 and warnings[0].startswith('Round 2: no client had a finite update')
+
+
+def test_a_run_that_diverged_stops_and_says_what_to_change(task, diverging, tmp_path):
+  arguments = {'local_steps': 4, 'total_rounds': 9, 'rounds_per_checkpoint': 100}
+  run = start(task, diverging, tmp_path, stop_on_divergence=3, **arguments)
+  with pytest.raises(simulation.DivergedError, match='smaller learning rate') as error:
+    run.finish()
+  assert '\n' not in str(error.value)
+  assert (error.value.round_num, error.value.diverged_rounds) == (4, 3)
+  # Everything is saved, and a second start comes to the same end at once.
+  again = start(task, diverging, tmp_path, stop_on_divergence=3, **arguments)
+  assert (again.round_num, again.diverged_rounds, again.last.round_num) == (4, 3, 4)
+  with pytest.raises(simulation.DivergedError):
+    next(again)
+  assert len((tmp_path / 'metrics.csv').read_text().splitlines()) == 5
+
+
+def test_the_count_of_lost_rounds_survives_a_kill(task, diverging, tmp_path):
+  arguments = {'local_steps': 4, 'total_rounds': 9, 'stop_on_divergence': 4}
+  run = start(task, diverging, tmp_path, **arguments)
+  for _ in range(3):
+    next(run)
+  run.close()
+  again = start(task, diverging, tmp_path, **arguments)
+  assert (again.round_num, again.diverged_rounds) == (2, 1)
+  with pytest.raises(simulation.DivergedError):
+    again.finish()
+  assert again.round_num == 5
+  resumed = start(task, diverging, tmp_path, **{**arguments, 'stop_on_divergence': None})
+  assert resumed.finish().round_num == 9
+
+
+@pytest.mark.parametrize(
+  ('loop', 'packed'),
+  [(algorithms.PACKED, False), (tff.learning.LoopImplementation.DATASET_ITERATOR, True)],
+)
+@pytest.mark.parametrize('name', ['fed_avg', 'scaffold'])
+def test_packed_has_to_fit_the_process(task, processes, name, loop, packed):
+  process = processes[name] if loop is algorithms.PACKED else build(task, name, loop)
+  expected = (
+    rf'`packed` must be {not packed} .*`loop_implementation=.*PACKED`, found packed={packed}'
+  )
+  with pytest.raises(ValueError, match=expected):
+    start(task, process, packed=packed)
+
+
+def test_an_output_dir_that_cannot_be_written_is_one_line(task, processes, tmp_path):
+  (tmp_path / 'file').write_text('not a folder')
+  with pytest.raises(simulation.RunDirectoryError, match='Cannot write to .*Not a directory') as e:
+    start(task, processes['fed_avg'], tmp_path / 'file' / 'run')
+  assert '\n' not in str(e.value)
+  with pytest.raises(simulation.RunDirectoryError, match='Cannot write to'):
+    simulation.check_output_dir(tmp_path / 'file')
+  simulation.check_output_dir(tmp_path / 'new')
+  assert not list((tmp_path / 'new').iterdir())
+
+
+def test_a_disk_that_is_full_for_client_states_is_a_clear_error(
+  task, processes, uninterrupted, tmp_path
+):
+  run = start(task, processes['scaffold'], tmp_path)
+  for _ in range(2):
+    next(run)
+  # SQLite then fails as on a full disk.
+  (pages,) = run.client_states._database.execute('PRAGMA page_count').fetchone()
+  run.client_states._database.execute(f'PRAGMA max_page_count = {pages}')
+  with pytest.raises(
+    simulation.RunDirectoryError, match='sqlite: the disk is full. What was saved before is whole'
+  ):
+    run.finish()
+  again = start(task, processes['scaffold'], tmp_path)
+  assert again.round_num == 2
+  again.finish()
+  assert_same_run(again, uninterrupted['scaffold'][0], tmp_path, uninterrupted['scaffold'][1])
+
+
+def test_a_round_that_fits_no_memory_is_refused_at_once(task, processes):
+  with pytest.raises(ValueError, match='local_steps must be at most [0-9]+ .*found 100000000'):
+    start(task, processes['fed_avg'], local_steps=100_000_000)
 
 
 @pytest.mark.parametrize('name', ['total_rounds', 'rounds_per_evaluation', 'rounds_per_checkpoint'])

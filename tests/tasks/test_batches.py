@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -22,10 +24,22 @@ def test_steps_are_the_first_batches_of_the_epochs():
   np.testing.assert_array_equal(_index(local_steps=2), _index(local_epochs=3)[:2])
 
 
-def test_a_batch_larger_than_the_client_is_filled_up():
-  index = _index(n=3, batch_size=5, local_steps=2)
-  np.testing.assert_array_equal(np.sort(index, axis=1), [[-1, -1, 0, 1, 2]] * 2)
-  np.testing.assert_array_equal(index[:, 3:], -1)
+def test_a_batch_larger_than_the_client_is_all_its_examples_and_takes_no_more_room():
+  index = _index(n=3, batch_size=100_000_000, local_steps=2)
+  np.testing.assert_array_equal(np.sort(index, axis=1), [[0, 1, 2]] * 2)
+
+
+@pytest.mark.parametrize('batch_size', [1, 4, 10, 100_000_000])
+@pytest.mark.parametrize('name', ['local_steps', 'local_epochs'])
+def test_a_round_that_fits_no_memory_says_what_fits(name, batch_size, monkeypatch):
+  monkeypatch.setattr(batches, '_MAX_POSITIONS', 1000)
+  with pytest.raises(ValueError, match=rf'{name} must be at most \d+ .*, found 100000000') as error:
+    _index(batch_size=batch_size, **{name: 100_000_000})
+  limit = int(re.search(r'at most (\d+)', str(error.value))[1])
+  index = _index(batch_size=batch_size, **{name: limit})
+  assert index.size <= 1000
+  with pytest.raises(ValueError, match=f'found {limit + 1}'):
+    _index(batch_size=batch_size, **{name: limit + 1})
 
 
 def test_order_depends_on_seed_round_and_client():

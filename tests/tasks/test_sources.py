@@ -67,7 +67,7 @@ def test_missing_tff_data_says_what_where_and_how(tmp_path, monkeypatch):
   message = str(error.value)
   assert f'looked for {tmp_path}/shakespeare.sqlite' in message
   assert 'connection lost' in message and '\n' not in message
-  assert f"tff.simulation.datasets.shakespeare.load_data(cache_dir='{tmp_path}')" in message
+  assert message.endswith(f'python -m fednar_tff.fetch shakespeare --data_dir={tmp_path}')
   assert list(tmp_path.iterdir()) == [], 'a half download must not stay'
 
 
@@ -83,7 +83,18 @@ def test_missing_tfds_data_says_what_where_and_how(tmp_path, monkeypatch):
   message = str(error.value)
   assert f'looked in {tmp_path}/cifar10' in message
   assert 'no network' in message and '\n' not in message
-  assert f"tfds.load('cifar10', data_dir='{tmp_path}')" in message
+  assert message.endswith(f'python -m fednar_tff.fetch cifar10 --data_dir={tmp_path}')
+
+
+def test_a_package_that_tfds_lacks_is_named_with_its_remedy(tmp_path, monkeypatch):
+  import tensorflow_datasets as tfds
+
+  def incomplete(name, *, data_dir, split, download):
+    raise ModuleNotFoundError("No module named 'spam'", name='spam')
+
+  monkeypatch.setattr(tfds, 'load', incomplete)
+  with pytest.raises(tasks.DataError, match='pip install spam'):
+    tasks.create_task('cifar10', data_dir=str(tmp_path))
 
 
 def test_unreadable_tfds_data_is_not_called_missing(tmp_path, monkeypatch):
@@ -93,7 +104,8 @@ def test_unreadable_tfds_data_is_not_called_missing(tmp_path, monkeypatch):
     raise OSError('no network' if download else 'bad dataset_info.json')
 
   monkeypatch.setattr(tfds, 'load', offline)
-  (tmp_path / 'cifar10').mkdir()
+  (tmp_path / 'cifar10' / '3.0.2').mkdir(parents=True)
+  (tmp_path / 'cifar10' / '3.0.2' / 'dataset_info.json').write_text('{')
   with pytest.raises(tasks.DataError, match='cifar10 [(]bad dataset_info.json[)]') as error:
     tasks.create_task('cifar10', data_dir=str(tmp_path))
   assert 'missing' not in str(error.value)

@@ -1,0 +1,98 @@
+"""A run's progress as plain lines, for logs that nobody watches while they grow."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psutil
+
+_SECONDS_BETWEEN_LINES = 30.0
+_LINES = 20  # A line for every 5 % of the rounds.
+_GIGABYTE = 2**30
+
+
+class PlainReport:
+  """Prints a line for the first and the last round, and whenever 30 seconds or 5 % of the rounds have passed since the last line."""
+
+  def __init__(
+    self,
+    total_rounds: int,
+    round_num: int,
+    title: str = '',
+    *,
+    print_line: Callable[[str], None] = lambda line: print(line, flush=True),
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    """Starts the clock.
+
+    Args:
+      total_rounds: The number of rounds of the whole run.
+      round_num: The number of rounds that are done already.
+      title: What to write in front of each line.
+      print_line: Where the lines go.
+      clock: Returns the time in seconds.
+    """
+    self._total = total_rounds
+    self._title = f'{title}: ' if title else ''
+    self._print, self._clock = print_line, clock
+    self._is_first = True
+    self._last_round, self._last_time = round_num, clock()
+    self._tested = {}
+
+  def add(self, round_num: int, metrics: Mapping[str, Any]) -> None:
+    """Takes note of a round, and prints a line if it is time for one."""
+    for name in ('test_loss', 'test_accuracy'):
+      if metrics.get(name) is not None:
+        self._tested[name] = metrics[name]
+    rounds, seconds = round_num - self._last_round, self._clock() - self._last_time
+    if not (
+      self._is_first
+      or round_num == self._total
+      or rounds * _LINES >= self._total
+      or seconds >= _SECONDS_BETWEEN_LINES
+    ):
+      return
+    self._print(self._line(round_num, {**metrics, **self._tested}, seconds / rounds))
+    self._is_first = False
+    self._last_round, self._last_time = round_num, self._clock()
+
+  def _line(self, round_num, metrics, seconds_a_round):
+    # The first round of a process traces the model, so it says little about those to come.
+    is_known = not self._is_first or round_num == self._total
+    left = _duration(seconds_a_round * (self._total - round_num)) if is_known else '-'
+    parts = [
+      f'round {round_num:{len(str(self._total))}}/{self._total}',
+      f'train loss {_number(metrics.get("train_loss"), ".4f"):>8}',
+      f'test loss {_number(metrics.get("test_loss"), ".4f"):>8}',
+      f'test accuracy {_number(metrics.get("test_accuracy"), ".1%"):>6}',
+      f'clipped {_number(clipped_share(metrics), ".0%"):>4}',
+      f'{seconds_a_round:7.3g} s a round',
+      f'{left:>7} left',
+      f'{psutil.Process().memory_info().rss / _GIGABYTE:5.1f} GB',
+    ]
+    return self._title + ', '.join(parts)
+
+
+def clipped_share(metrics: Mapping[str, Any]) -> float | None:
+  """Returns the share of a round's local steps that were clipped, or None if there were no steps."""
+  if not metrics.get('total_steps'):
+    return None
+  return float(metrics['clipped_steps'] / metrics['total_steps'])
+
+
+def _number(value: Any, form: str) -> str:
+  return '-' if value is None else format(float(value), form)
+
+
+def _duration(seconds: float) -> str:
+  """Returns a time in hours, minutes and seconds, in as few words as a column has room for.
+
+  >>> _duration(7), _duration(125), _duration(36_000)
+  ('7s', '2m05s', '10h00m')
+  """
+  seconds = round(seconds)
+  if seconds < 60:
+    return f'{seconds}s'
+  if seconds < 3600:
+    return f'{seconds // 60}m{seconds % 60:02}s'
+  return f'{seconds // 3600}h{seconds % 3600 // 60:02}m'
