@@ -37,7 +37,11 @@ def train(settings, quiet=False):
     task = building.create_task(settings, seeds)
     _check_partition(path, task.partition.hash)
     run = _start(settings, seeds, task, building.create_process(settings, task), path)
-  except (fednar_tff.tasks.DataError, fednar_tff.simulation.RunDirectoryError) as e:
+  except (
+    fednar_tff.tasks.DataError,
+    fednar_tff.simulation.RunDirectoryError,
+    ConnectionError,
+  ) as e:
     raise UsageError(str(e)) from e
   except ValueError as e:
     if not _is_ours(e, fednar_tff):
@@ -54,7 +58,7 @@ def train(settings, quiet=False):
     print(_describe(settings, task, building.num_weights(task), path, run.round_num), flush=True)
   try:
     run.finish(settings['title'])
-  except fednar_tff.simulation.RunDirectoryError as e:
+  except (fednar_tff.simulation.RunDirectoryError, ConnectionError) as e:
     sys.exit(f'train: {e}')
   summary = _save_result(path, run.model_weights)
   if not quiet:
