@@ -1,6 +1,7 @@
-r"""Runs many cells: a table or a figure of the paper, or presets, with overrides and seeds; here, or on Slurm.
+r"""Runs many cells, of a table or a figure of the paper or presets, here or on Slurm.
 
-  python -m experiments.sweep --table=cifar10 --variant=cpu --algorithms=fed_avg --seeds=0,1,2 --output_dir=runs/cpu
+  python -m experiments.sweep --table=cifar10 --variant=cpu --algorithms=fed_avg --seeds=0,1,2 \
+      --output_dir=runs/cpu
 
 Cells that are finished are skipped, broken ones are resumed, and one that fails, or whose directory
 holds a run with other settings, does not stop the others. The same command does the rest of a sweep
@@ -29,7 +30,7 @@ _ALPHAS = flags.DEFINE_list('alphas', None, 'Only the cells with one of these al
 _PRESETS = flags.DEFINE_list(
   'presets',
   None,
-  'Instead of a table or figure: names of presets as variant/name, patterns of them, or flag files of your own.',
+  'Instead: names of presets as variant/name, patterns of them, or flag files of your own.',
 )
 _SET = flags.DEFINE_multi_string(
   'set', [], 'An override name=value, or several values as name=a,b,c; may be repeated.'

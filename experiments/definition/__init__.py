@@ -1,1 +1,1 @@
-"""What a run is: settings, the catalogue of choices, presets, the paper's numbers. Imports no TensorFlow."""
+"""What a run is: settings, choices, presets, the paper's numbers. Imports no TensorFlow."""

@@ -1,4 +1,4 @@
-"""What `train --help` prints: the settings by group, each with its default, or that of each task or algorithm."""
+"""What `train --help` prints: the settings by group, with the defaults of each task and algorithm."""
 
 import textwrap
 

@@ -86,7 +86,7 @@ def difference(
 
 
 def run_name(settings: Mapping[str, Any]) -> str:
-  """Returns a folder name that spells the main settings of a run, and all that are not at their default."""
+  """Returns a folder name: the main settings of a run, and all that are not at their default."""
   resolved = resolve(settings)
   usual = resolve({choice: resolved.get(choice) for choice in catalogue.CHOICES})
   parts = [

@@ -1,1 +1,1 @@
-"""Running one run, or many of them: settings to task and process; directory, resume, result; here or on Slurm."""
+"""Running one, or many: settings to task and process; directory, resume, result; Slurm."""

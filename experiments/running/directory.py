@@ -34,7 +34,7 @@ def read_config(path):
 
 
 def check(path, settings) -> None:
-  """Raises a `UsageError` if a directory holds another run, or more rounds of this one than are wanted."""
+  """Raises a `UsageError` if a directory holds another run, or too many rounds of this one."""
   config = read_config(path)
   if config is None:
     return

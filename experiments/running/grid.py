@@ -1,4 +1,4 @@
-"""The cells of a sweep: presets or flag files, overrides and seeds; which are done, and which may run."""
+"""The cells of a sweep: presets or flag files, overrides, seeds; which are done, which may run."""
 
 import dataclasses
 import itertools

@@ -11,7 +11,8 @@ from experiments.definition.settings import UsageError
 from experiments.running import directory
 
 _PASSED_ON = (
-  'total_rounds', 'clients_per_round', 'batch_size', 'rounds_per_evaluation', 'rounds_per_checkpoint',
+  'total_rounds', 'clients_per_round', 'batch_size',
+  'rounds_per_evaluation', 'rounds_per_checkpoint',
 )  # fmt: skip
 
 
@@ -37,7 +38,11 @@ def train(settings, quiet=False):
     task = building.create_task(settings, seeds)
     _check_partition(path, task.partition.hash)
     run = _start(settings, seeds, task, building.create_process(settings, task), path)
-  except (fednar_tff.tasks.DataError, fednar_tff.simulation.RunDirectoryError) as e:
+  except (
+    fednar_tff.tasks.DataError,
+    fednar_tff.simulation.RunDirectoryError,
+    ConnectionError,
+  ) as e:
     raise UsageError(str(e)) from e
   except ValueError as e:
     if not _is_ours(e, fednar_tff):
@@ -54,7 +59,7 @@ def train(settings, quiet=False):
     print(_describe(settings, task, building.num_weights(task), path, run.round_num), flush=True)
   try:
     run.finish(settings['title'])
-  except fednar_tff.simulation.RunDirectoryError as e:
+  except (fednar_tff.simulation.RunDirectoryError, ConnectionError) as e:
     sys.exit(f'train: {e}')
   summary = _save_result(path, run.model_weights)
   if not quiet:
@@ -84,7 +89,8 @@ def _check_partition(path, partition_hash):
   config = directory.read_config(path)
   if config is not None and config['partition_hash'] != partition_hash:
     raise UsageError(
-      f'{path} was begun on other data (its partition has another hash). Choose another --output_dir.'
+      f'{path} was begun on other data (its partition has another hash). '
+      'Choose another --output_dir.'
     )
 
 
@@ -101,19 +107,20 @@ def _describe(settings, task, num_weights, path, round_num):
   import fednar_tff
 
   s = settings
-  split = ', '.join(
-    text.format(s[name])
-    for name, text in (('partition', '{}'), ('alpha', 'alpha {:g}'))
-    if s.get(name) is not None
-  )
+  split = [s['partition']] if 'partition' in s else []
+  split += [f'alpha {s["alpha"]:g}'] if s.get('alpha') is not None else []
+  clients = f'{len(task.partition.client_ids)} clients'
+  clients += f' ({", ".join(split)})' if split else ''
   work = f'{s["local_steps"]} steps' if 'local_steps' in s else f'{s["local_epochs"]} epochs'
-  bound = f', A = {s["max_norm"]:g}' if 'max_norm' in s else ''
+  rates = f'learning rate {s["learning_rate"]:g}, weight decay {s["weight_decay"]:g}'
+  rates += f', A = {s["max_norm"]:g}' if 'max_norm' in s else ''
+  algorithm = f'{catalogue.ALGORITHMS[s["algorithm"]].title} with {s["client_optimizer"]}'
   devices = ', '.join(fednar_tff.runtime.describe().get('devices', ())) or s.get('workers', '')
   begins = f'resumes after round {round_num}' if round_num else 'starts'
   return '\n'.join([
-    f'{s["task"]}: {s.get("model", "its own model")}, {num_weights:,} weights, {len(task.partition.client_ids)} clients{split and f" ({split})"}',
-    f'{catalogue.ALGORITHMS[s["algorithm"]].title} with {s["client_optimizer"]}: learning rate {s["learning_rate"]:g}, '
-    f'weight decay {s["weight_decay"]:g}{bound}; {work} of {s["batch_size"]} examples on {s["clients_per_round"]} clients a round',
+    f'{s["task"]}: {s.get("model", "its own model")}, {num_weights:,} weights, {clients}',
+    f'{algorithm}: {rates}; {work} of {s["batch_size"]} examples '
+    f'on {s["clients_per_round"]} clients a round',
     f'on {s["runtime"]} ({devices})',
     f'in {path}: {begins}, of {s["total_rounds"]} rounds',
   ])  # fmt: skip

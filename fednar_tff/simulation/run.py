@@ -400,7 +400,7 @@ def run(
 
 
 def _describe(task, process, state, settings):
-  """Returns what sets a run apart from others, but for its length: two runs may share a directory if these are equal."""
+  """Returns what sets a run apart from others, but for its length, as values of JSON by name."""
   hparams = flatten_metrics({'hparams': process.get_hparams(state)})
   return {
     'clients_per_round': settings.clients_per_round,

@@ -121,7 +121,8 @@ class RunDirectory:
     if names:
       lines = [_difference(name, saved.get(name), description.get(name)) for name in names]
       raise RunDirectoryError(
-        f'{self.path} holds a run with other settings ({"; ".join(lines)}). Choose another directory.'
+        f'{self.path} holds a run with other settings ({"; ".join(lines)}). '
+        'Choose another directory.'
       )
 
   def save_description(self) -> None:

@@ -63,10 +63,17 @@ def test_wrong_flags_are_one_line(arguments, message, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_what_only_the_data_knows_is_one_line_too(tmp_path):
-  result = call('--task=cifar10', f'--data_dir={tmp_path / "none"}', cwd=tmp_path)
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (['--task=cifar10', '--data_dir=none'], 'train: '),
+    (['--runtime=remote', '--workers=localhost:9'], 'train: No TFF worker answers at localhost:9'),
+  ],
+)
+def test_what_only_the_data_or_the_network_knows_is_one_line_too(arguments, message, tmp_path):
+  result = call(*arguments, cwd=tmp_path)
   assert result.returncode == 2
-  assert result.stderr.splitlines()[-1].startswith('train: ')
+  assert result.stderr.splitlines()[-1].startswith(message)
   assert 'Traceback' not in result.stderr
   assert not list(tmp_path.iterdir())
 
