@@ -23,8 +23,9 @@ def run(
 ) -> None:
   """Parses the flags, calls `main` and ends the process.
 
-  A `UsageError` or a wrong flag is one line on standard error and exit status 2, Ctrl-C one line and
-  130; all other errors keep their traceback. With --debug, a `UsageError` has one, too.
+  A `UsageError` is one line on standard error and its own exit status (a wrong flag 2, a run that
+  failed 1, one that diverged 3), Ctrl-C one line and 130; all other errors keep their traceback. With
+  --debug, a `UsageError` has one, too.
 
   Args:
     name: The binary's name, which begins its lines.
@@ -53,7 +54,7 @@ def run(
     except UsageError as e:
       if _DEBUG.value:
         traceback.print_exc()
-      fail(e, 2)
+      fail(e, e.status)
     except KeyboardInterrupt:
       fail(interrupted, 130)
     except BrokenPipeError:  # As in `report | head`: nobody reads on.

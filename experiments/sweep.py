@@ -16,6 +16,7 @@ from absl import flags
 
 from experiments import command_line
 from experiments.definition import presets
+from experiments.definition.settings import RunDivergedError
 from experiments.running import directory, grid, runners
 
 _TABLE = flags.DEFINE_string('table', None, f'A table of the paper: {", ".join(presets.TABLES)}.')
@@ -72,13 +73,18 @@ def command(cell):
 
 
 def run_all(cells, runner):
-  """Runs cells and returns the directories of those that failed."""
-  failed = []
+  """Runs cells and returns the directories of those that diverged, and of those that failed."""
+  diverged, failed = [], []
   try:
     jobs = {cell.directory: runner.submit(cell.directory, command(cell)) for cell in cells}
     for path, job in tqdm.tqdm(jobs.items(), 'sweep', unit='run', disable=None):
       try:
-        reason = f'exit code {code}' if (code := job.result()) != 0 else None
+        code = job.result()
+        reason = f'exit code {code}' if code != 0 else None
+        if code == RunDivergedError.status:
+          diverged.append(path)
+          tqdm.tqdm.write(f'diverged: {path}', file=sys.stderr)
+          continue
       except OSError as e:  # A full disk, say: the next cell may be on another.
         reason = str(e)
       if reason is not None:
@@ -88,7 +94,7 @@ def run_all(cells, runner):
     print('sweep: stopping ...', file=sys.stderr)
     runner.stop()
     raise
-  return failed
+  return diverged, failed
 
 
 def main():
@@ -107,9 +113,11 @@ def main():
   directory.check_writable(_OUTPUT_DIR.value)
   runner = make_runner()
   print(f'{counts}, into {_OUTPUT_DIR.value}', flush=True)
-  failed = run_all(todo, runner)
+  diverged, failed = run_all(todo, runner)
+  done = len(todo) - len(diverged) - len(failed)
   print(
-    f'{len(todo) - len(failed)} done, {len(failed)} failed' + ''.join(f'\n  {d}' for d in failed)
+    f'{done} done, {len(diverged)} diverged, {len(failed)} failed'
+    + ''.join(f'\n  {d}' for d in failed)
   )
   return 1 if failed or refused else 0
 

@@ -39,7 +39,7 @@ def _task(name: str, models: tuple[str, ...], **settings: Any) -> Option:
   return Option(name, {'model': models[0], **settings}, models=models)
 
 
-_IMAGES = {'augmentation': 'per_image', 'pooling': None, 'data_dir': None}
+_IMAGES = {'augmentation': 'per_image', 'padding': 'mean', 'pooling': None, 'data_dir': None}
 _IMAGE_MODELS = ('resnet18', 'cnn', 'mlp')
 _SPLIT = {'partition': 'dirichlet', 'partition_seed': None}
 
@@ -49,7 +49,8 @@ TASKS = _by_name(
   _task('cifar100', _IMAGE_MODELS, **_IMAGES),
   _task(
     'shakespeare', ('transformer',),
-    num_clients=100, crop_windows=True, dropout=0.1, data_dir=None, partition_seed=None,
+    num_clients=100, crop_windows=True, text='tff', prediction='last', initialization='released',
+    identical_layers=False, dropout=0.1, input_dropout=False, data_dir=None, partition_seed=None,
   ),
   _task('synthetic', ('mlp',), num_clients=10, alpha=1.0, dropout=0.0, **_SPLIT),
 )  # fmt: skip
@@ -79,9 +80,15 @@ ALGORITHMS = _by_name(
   Option('scaffold', {**_AVERAGING, **_CLIENT_STATES}, 'SCAFFOLD'),
   Option(
     'fed_exp',
-    {**_AVERAGING, 'extrapolation_epsilon': 0.0, 'average_last_two': False},
+    {
+      **_AVERAGING, 'extrapolation_epsilon': 0.0, 'average_last_two': False,
+      'server_variant': 'paper',
+    },
     'FedExP',
-    {'extrapolation_epsilon': 'epsilon', 'average_last_two': 'average_last_two'},
+    {
+      'extrapolation_epsilon': 'epsilon', 'average_last_two': 'average_last_two',
+      'server_variant': 'variant',
+    },
   ),
   Option(
     'fed_adam',

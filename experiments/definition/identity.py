@@ -8,6 +8,9 @@ from experiments.definition import settings as settings_lib
 
 SEEDS = ('seed', 'partition_seed', 'sampling_seed', 'model_seed', 'batch_seed')
 
+# What runs did before there was a setting for it, where its default is another one.
+_BEFORE = {'padding': 'black', 'initialization': 'uniform', 'input_dropout': True}
+
 # What a run's name always has, with what is written before the value.
 _NAME_PARTS = {
   'task': '',
@@ -50,6 +53,11 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _LOCAL_WORK = ('local_steps', 'local_epochs')
+
+
+def of_config(saved: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the settings of a `config.json`: what an older one does not say is what was done then."""
+  return {**_BEFORE, **saved}
 
 
 def identity(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The cells of the paper's tables and figures by name, and the settings of each in three variants.
 
-`paper` follows the paper's text, `reference` its released code (the numbers D1 to D17 are those of
-PAPER_VS_CODE.md, which lists where the two differ), and `cpu` is reduced to minutes on two cores.
+`paper` follows the paper's text, `reference` its released code (the numbers D1 to D17 and F1 to F9 are
+those of docs/paper.md, which lists where the two differ), and `cpu` is reduced to minutes on two cores.
 D1 and D16 are the same in both, D9 is how SCAFFOLD is built, and D17 is the task's default.
 """
 
@@ -30,7 +30,7 @@ _CHANGES = {
     },
     'shakespeare': {
       'local_steps': 100, 'first_round_decays': True, 'norm_epsilon': 1e-6, 'total_rounds': 1001,  # D12, D4, D10, D3
-      'sampling_seed': 0,  # D14
+      'sampling_seed': 0, 'partition_seed': 0, 'text': 'leaf', 'identical_layers': True,  # D14, F5, F4, F1
     },
   },
   # Small models have small norms, so the bound is scaled with them: at 10 nothing would ever be clipped.
@@ -52,7 +52,7 @@ _ALGORITHMS = {
 }  # D11
 _RELEASED = {
   'fed_adam': {'server_learning_rate': 0.1, 'server_epsilon': 0.01, 'server_variant': 'reference'},  # D5, D6
-  'fed_exp': {'extrapolation_epsilon': 0.0, 'average_last_two': True},  # D8
+  'fed_exp': {'extrapolation_epsilon': 0.0, 'average_last_two': True, 'server_variant': 'reference'},  # D8, F8
 }  # fmt: skip
 _RELEASED_ON_TASK = {
   ('cifar10', 'fed_adam'): {'total_rounds': 301},  # D3
@@ -238,7 +238,7 @@ def _settings(variant, cell):
   settings.update(_ALGORITHMS.get(algorithm, {}))
   if variant == 'reference':
     if 'client_weighting' in catalogue.ALGORITHMS[algorithm].settings:
-      settings['client_weighting'] = 'num_examples'  # D2
+      settings['client_weighting'] = 'num_examples'  # D2, F7
     settings.update(_RELEASED.get(algorithm, {}))
     settings.update(_RELEASED_ON_TASK.get((task, algorithm), {}))
   return settings

@@ -20,6 +20,20 @@ _RANGES = {
 class UsageError(Exception):
   """Something that a user can mend; the message is one line: what was given, and what is allowed."""
 
+  status = 2
+
+
+class RunFailedError(UsageError):
+  """A run ended before its time; what was done is saved."""
+
+  status = 1
+
+
+class RunDivergedError(RunFailedError):
+  """A run ended because no client's update was finite any more; `result.json` says so."""
+
+  status = 3
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -58,13 +72,19 @@ SETTINGS = (
   Setting('partition', _choice('partition'), 'task', 'How the data is split.'),
   Setting('alpha', float, 'task', 'Concentration of the Dirichlet split; small is heterogeneous.', range='positive'),
   Setting('augmentation', ('per_image', 'per_batch', 'none'), 'task', 'Crop and flip: decided per image (the paper) or per batch (its released code).'),
+  Setting('padding', ('mean', 'black'), 'task', "What a crop takes from beyond the image: the mean colour (the released code), or black."),
   Setting('pooling', ('global', 'top_left'), 'task', "The last pooling of resnet18: over the whole map, or the released code's 3x3 window."),
   Setting('crop_windows', bool, 'task', 'Whether each role is cropped to 2,000 and 400 windows.'),
+  Setting('text', ('tff', 'leaf'), 'task', "Line breaks as in TFF's text, or spaces in their place (the released code)."),
+  Setting('prediction', ('last', 'every'), 'task', 'What is trained: the character after the last position (the paper), or after every one, which learns far faster.'),
+  Setting('initialization', ('released', 'uniform'), 'task', 'How the transformer starts: as in the released code, or uniform.'),
+  Setting('identical_layers', bool, 'task', 'Whether all layers of the transformer start alike, as in the released code.'),
   Setting('dropout', float, 'task', 'The share of activations that training drops.', range='fraction'),
+  Setting('input_dropout', bool, 'task', 'Whether the embedded input is dropped, too.'),
   Setting('data_dir', str, 'task', "Where the data is, instead of the library's default folder.", changes_results=False),
   # What happens in a round.
   Setting('algorithm', _choice('algorithm'), 'algorithm', 'The federated algorithm.', 'fed_avg'),
-  Setting('client_weighting', ('uniform', 'num_examples'), 'algorithm', 'How clients are weighted in the mean.'),
+  Setting('client_weighting', ('uniform', 'num_examples'), 'algorithm', 'How clients are weighted in the mean: all alike, or by the examples that they hold.'),
   Setting('proximal_strength', float, 'algorithm', "FedProx's pull towards the server's model.", range='nonnegative'),
   Setting('extrapolation_epsilon', float, 'algorithm', "FedExP's epsilon.", range='nonnegative'),
   Setting('average_last_two', bool, 'algorithm', 'Whether FedExP is evaluated on the mean of its last two models.'),
@@ -87,12 +107,13 @@ SETTINGS = (
   Setting('server_beta_1', float, 'server', "FedAdam's first moment.", range='fraction'),
   Setting('server_beta_2', float, 'server', "FedAdam's second moment.", range='fraction'),
   Setting('server_epsilon', float, 'server', "FedAdam's epsilon.", range='nonnegative'),
-  Setting('server_variant', ('paper', 'reference'), 'server', "FedAdam as in its paper, or as in FedNAR's released code."),
+  Setting('server_variant', ('paper', 'reference'), 'server', "FedAdam or FedExP as in its paper, or as in FedNAR's released code."),
   # The run.
   Setting('total_rounds', int, 'run', 'How many rounds; more of them continue a run that is finished.', 100, 'positive'),
   Setting('clients_per_round', int, 'run', 'How many clients take part in a round.', 10, 'positive'),
   Setting('rounds_per_evaluation', int, 'run', 'How often the whole test set is evaluated.', 10, 'positive'),
   Setting('rounds_per_checkpoint', int, 'run', 'How often the run is saved.', 50, 'positive', changes_results=False),
+  Setting('stop_on_divergence', int, 'run', 'After how many rounds in a row without a finite client the run ends as diverged; 0 for never.', 5, 'nonnegative', changes_results=False),
   Setting('seed', int, 'run', 'The seed that all random choices are derived from.', 0, 'nonnegative'),
   Setting('partition_seed', int, 'run', 'The seed of the split alone.', range='nonnegative'),
   Setting('sampling_seed', int, 'run', 'The seed of the choice of clients alone.', range='nonnegative'),

@@ -103,7 +103,7 @@ def read_run(path: pathlib.Path) -> Run:
     settings,
     rows,
     is_finished=bool(rows) and rows[-1]['round_num'] >= total_rounds,
-    has_diverged=bool(result.get('diverged')) or result.get('status') == 'diverged',
+    has_diverged=bool(result.get('diverged')),
   )
 
 
@@ -124,7 +124,7 @@ def _read_settings(path):
     # Tasks and models may be a user's own.
     if value is not None and value not in options and choice not in ('task', 'model'):
       raise DamagedRunError(f'{path} has an unknown {choice}, {value!r}')
-  return settings
+  return identity_lib.of_config(settings)
 
 
 def _read_json(path):

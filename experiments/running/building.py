@@ -10,6 +10,11 @@ import fednar_tff
 from experiments.definition import catalogue, identity
 from fednar_tff import algorithms, optimizers, simulation, tasks
 
+_WEIGHTINGS = {
+  'uniform': tff.learning.ClientWeighting.UNIFORM,
+  'num_examples': algorithms.DATA_SIZE,
+}
+
 
 def set_runtime(settings):
   """Makes computations run where the settings say."""
@@ -51,13 +56,14 @@ def create_process(settings, task):
     **{argument: settings[name] for name, argument in option.arguments.items()},
   }
   if 'client_weighting' in option.settings:
-    arguments['client_weighting'] = tff.learning.ClientWeighting[
-      settings['client_weighting'].upper()
-    ]
-  if (
-    'client_state_storage' in option.settings
-  ):  # Its clients carry states, so it asks how many there are.
+    arguments['client_weighting'] = _WEIGHTINGS[settings['client_weighting']]
+  if settings.get('server_variant') == 'reference':
+    arguments['epsilon_decay'] = settings['learning_rate_decay'] ** 2
+  # Clients that carry states: the algorithm asks how many there are, or what they hold together.
+  if 'client_state_storage' in option.settings:
     arguments['num_clients'] = len(task.partition.client_ids)
+    if settings.get('client_weighting') == 'num_examples':
+      arguments['total_examples'] = sum(map(len, task.partition.rows))
   if 'server_learning_rate' in option.settings and 'server_learning_rate' not in option.arguments:
     arguments['server_optimizer_fn'] = tff.learning.optimizers.build_sgdm(
       settings['server_learning_rate']
@@ -91,4 +97,6 @@ def draw_partition(run_path, picture_path):
   """Draws who holds which classes, from a run's seeds and data."""
   config = json.loads((pathlib.Path(run_path) / 'config.json').read_text())
   seeds = simulation.Seeds(**config['seeds'])
-  create_task(identity.resolve(config['settings']), seeds).partition.plot(picture_path)
+  create_task(identity.resolve(identity.of_config(config['settings'])), seeds).partition.plot(
+    picture_path
+  )

@@ -23,8 +23,7 @@ def read_config(path):
   config = path / 'config.json'
   try:
     found = json.loads(config.read_text())
-    found['settings']['task']
-    return found
+    return {**found, 'settings': identity.of_config(found['settings'])}
   except (FileNotFoundError, NotADirectoryError):
     return None
   except (OSError, ValueError, KeyError, TypeError) as e:
@@ -63,6 +62,14 @@ def rounds_done(path) -> int:
 def is_finished(path, settings) -> bool:
   """Returns whether a directory that may hold a run holds all its rounds, and its result."""
   return (path / 'result.json').exists() and rounds_done(path) >= settings['total_rounds']
+
+
+def has_diverged(path) -> bool:
+  """Returns whether the run in a directory ended because it diverged."""
+  try:
+    return bool(json.loads((path / 'result.json').read_text()).get('diverged'))
+  except (OSError, ValueError):
+    return False
 
 
 def check_writable(path, flag='output_dir') -> None:

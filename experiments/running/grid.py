@@ -162,5 +162,7 @@ def refusal(cell: Cell) -> str | None:
 
 
 def is_finished(cell: Cell) -> bool:
-  """Returns whether a cell whose directory can be used has nothing left to do."""
-  return directory.is_finished(cell.directory, cell.settings)
+  """Returns whether a cell whose directory can be used has nothing left to do, be it that it diverged."""
+  return directory.is_finished(cell.directory, cell.settings) or directory.has_diverged(
+    cell.directory
+  )

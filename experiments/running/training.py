@@ -4,10 +4,9 @@ import hashlib
 import json
 import os
 import platform
-import sys
 
 from experiments.definition import catalogue, presets
-from experiments.definition.settings import UsageError
+from experiments.definition.settings import RunDivergedError, RunFailedError, UsageError
 from experiments.running import directory
 
 _PASSED_ON = (
@@ -17,7 +16,12 @@ _PASSED_ON = (
 
 
 def train(settings, quiet=False):
-  """Runs what the settings, resolved, say, or the rest of it; returns the run's directory."""
+  """Runs what the settings, resolved, say, or the rest of it; returns the run's directory.
+
+  Raises:
+    UsageError: If something can be mended: settings, data, the directory. A run that began and
+      failed or diverged is a `RunFailedError`, which is one.
+  """
   path = directory.output_dir(settings)
   directory.check(path, settings)
   if directory.is_finished(path, settings):
@@ -58,9 +62,19 @@ def train(settings, quiet=False):
   if not quiet:
     print(_describe(settings, task, building.num_weights(task), path, run.round_num), flush=True)
   try:
-    run.finish(settings['title'])
-  except (fednar_tff.simulation.RunDirectoryError, ConnectionError) as e:
-    sys.exit(f'train: {e}')
+    run.finish(settings['title'], quiet=quiet)
+  except fednar_tff.simulation.DivergedError as e:
+    _save_result(path, run.model_weights, diverged=True)
+    raise RunDivergedError(f'{path}: {e}') from e
+  except (
+    fednar_tff.simulation.RunDirectoryError,
+    fednar_tff.runtime.ClientError,
+    ConnectionError,
+  ) as e:
+    raise RunFailedError(str(e)) from e
+  if run.diverged_rounds:  # Not for long enough to be stopped, but up to the end.
+    _save_result(path, run.model_weights, diverged=True)
+    raise RunDivergedError(f'{path}: no client had a finite update in the last round.')
   summary = _save_result(path, run.model_weights)
   if not quiet:
     print(f'{path}: {json.dumps(summary)}')
@@ -80,6 +94,7 @@ def _start(settings, seeds, task, process, path):
     local_epochs=settings.get('local_epochs'),
     share_data=settings['runtime'] == 'in_process',
     client_states_in_memory=settings.get('client_state_storage') != 'disk',
+    stop_on_divergence=settings['stop_on_divergence'] or None,
     **{name: settings[name] for name in _PASSED_ON},
   )
 
@@ -126,12 +141,12 @@ def _describe(settings, task, num_weights, path, round_num):
   ])  # fmt: skip
 
 
-def _save_result(path, weights):
+def _save_result(path, weights, **marks):
   from experiments.reading import figures, runs
 
   found = runs.read_run(path)
   figures.plot_run(found, path / 'curves.png')
-  summary = {**found.summary(), 'weights_sha256': _hash_weights(weights)}
+  summary = {**found.summary(), 'weights_sha256': _hash_weights(weights), **marks}
   # Last: its presence says that the run is finished.
   directory.save_json(path / 'result.json', summary)
   return summary

@@ -314,7 +314,7 @@ def test_sweep_lists_runs_skips_and_reports(preset, tmp_path):
   result = run('--parallel=2')
   assert result.returncode == 1
   assert '3 to run, 0 finished already, 1 left out' in result.stdout
-  assert '2 done, 1 failed' in result.stdout and str(blocked) in result.stdout
+  assert '2 done, 0 diverged, 1 failed' in result.stdout and str(blocked) in result.stdout
   assert (
     f'left out: {taken} holds a run with other settings (max_norm: 2.0 in the directory, 0.5 now)'
     in result.stderr

@@ -105,7 +105,7 @@ def test_sweep_runs_its_cells_on_slurm(slurm, tmp_path):
     module='experiments.sweep', cwd=tmp_path,
   )  # fmt: skip
   assert result.returncode == 0, result.stdout + result.stderr
-  assert '2 done, 0 failed' in result.stdout
+  assert '2 done, 0 diverged, 0 failed' in result.stdout
   for seed in (0, 1):
     assert (runs / f'small_seed{seed}' / 'result.json').exists()
     assert list((runs / f'small_seed{seed}' / 'slurm').iterdir())
