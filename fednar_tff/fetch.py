@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
       data = sources.LOADERS[name](options.data_dir)
     except (sources.DataError, OSError) as e:
-      print(f'{name}: {e}', file=sys.stderr)
+      print(f'{parser.prog}: {e}', file=sys.stderr)
       return 1
     sizes = [f'{len(next(iter(columns.values())))} {split}' for split, columns in data.items()]
     print(f'{name}: {" and ".join(sizes)} examples in {sources.check(name, options.data_dir).path}')

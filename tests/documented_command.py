@@ -7,6 +7,7 @@ A block is run by bash as it is written. What would take hours, a second machine
 - `experiments.sweep` lists the commands of the sweep as written (every name must be known, every flag must exist), and then
   runs one small cell into the same folder, so that the report that follows has something to read.
 - `experiments.report --table` must know the table, in which that small cell has no place; then it reports what is there.
+- `fednar_tff.fetch` checks its arguments and fetches nothing; what is to be fetched has no place in `experiments.train` either.
 - `fednar_tff.runtime.worker` starts in the background on an unused port, twice for "on host1, and on host2"; the test stops both.
 - `jupyter execute` runs a notebook of one cell in place of the one that is named, which has to exist.
 - `make` checks the recipe without running it; `pip` checks what it is asked for against what is installed.
@@ -35,6 +36,10 @@ def _flag(arguments, name):
   return next(a.split('=', 1)[1] for a in arguments if a.startswith(f'--{name}='))
 
 
+def _fetch(*arguments):
+  _module('fednar_tff.fetch', *arguments, '--help')
+
+
 def _train(*arguments):
   if '--print_flags' in arguments:
     return _module('experiments.train', *arguments)
@@ -43,6 +48,7 @@ def _train(*arguments):
   ):  # A file for a large task: it only has to be right.
     _module('experiments.train', *arguments, '--print_flags')
     arguments = [a for a in arguments if not a.startswith('--flagfile=')]
+  arguments = [a for a in arguments if not a.startswith('--data_dir=')]
   small = [*_SMALL_RUN, f'--output_dir=run_{time.time_ns()}']
   if any(a.startswith('--workers=') for a in arguments):
     ports = [line.split()[1] for line in _WORKERS.read_text().splitlines()]
@@ -98,6 +104,7 @@ def _python(dash_m, module, *arguments):
     'experiments.train': _train,
     'experiments.sweep': _sweep,
     'experiments.report': _report,
+    'fednar_tff.fetch': _fetch,
     'fednar_tff.runtime.worker': _worker,
   }
   small.get(module, lambda *rest: _module(module, *rest))(*arguments)

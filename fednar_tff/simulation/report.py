@@ -66,7 +66,7 @@ class PlainReport:
       f'test loss {_number(metrics.get("test_loss"), ".4f"):>8}',
       f'test accuracy {_number(metrics.get("test_accuracy"), ".1%"):>6}',
       f'clipped {_number(clipped_share(metrics), ".0%"):>4}',
-      f'{seconds_a_round:7.3g} s a round',
+      f'{seconds_a_round:8.3f} s a round',
       f'{left:>7} left',
       f'{psutil.Process().memory_info().rss / _GIGABYTE:5.1f} GB',
     ]

@@ -58,7 +58,7 @@ def test_a_line_tells_the_whole_story(lines_of):
   assert middle.startswith(
     'round  11/200, train loss   1.2500, test loss   1.5000, test accuracy  45.6%, clipped  25%,'
   )
-  assert re.search(r', +2 s a round, +6m18s left, +[0-9.]+ GB$', middle)
+  assert re.search(r', +2.000 s a round, +6m18s left, +[0-9.]+ GB$', middle)
   assert ' 0s left' in last
   assert len({len(line) for line in lines_of(200, 2, metrics)}) == 1, 'columns are aligned'
 

@@ -230,3 +230,11 @@ def test_fetch_without_a_network_is_one_line(tmp_path, storage, capsys):
   assert fetch.main(['shakespeare', f'--data_dir={tmp_path}']) == 1
   message = capsys.readouterr().err
   assert len(message.splitlines()) == 1 and 'no network' in message
+
+
+def test_cifar10_is_prepared_from_an_archive_that_was_put_there_by_hand(tmp_path):
+  archive = tmp_path / 'downloads' / 'manual' / 'cifar-10-binary.tar.gz'
+  archive.parent.mkdir(parents=True)
+  archive.write_bytes(b'not the archive')
+  with pytest.raises(tasks.DataError, match=f'{archive}, has wrong checksum'):
+    tasks.create_task('cifar10', data_dir=str(tmp_path))
