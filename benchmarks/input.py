@@ -54,7 +54,7 @@ def build_make_batches(augment):
     total = 0.0
     for k in tf.range(tf.shape(index)[0]):
       images = tf.gather(data['x']['image'], index[k])
-      images = _normalise(augment(images, data['x']['seed'][k]))
+      images = augment(_normalise(images), data['x']['seed'][k])
       total += images[0, 0, 0, 0] + tf.cast(tf.gather(data['y'], index[k])[0], tf.float32)
     return total
 

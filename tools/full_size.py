@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from experiments import make_presets, paper, settings, training
+from experiments.definition import identity, presets
 
 _CLIENTS, _STEPS, _THREADS, _TEST_EXAMPLES = 4, 12, 2, 2000
 _RESULTS = pathlib.Path('runs/full_size')
@@ -23,19 +23,12 @@ _RESULTS = pathlib.Path('runs/full_size')
 
 def all_cells() -> dict[str, dict]:
   """Returns the settings of each cell by its name, such as `paper_cifar10_fed_avg_nar`."""
+  # One of each kind: heterogeneity and weight decay change neither time nor memory.
   found = {}
-  for task, variant, algorithm, optimizer in itertools.product(
-    ('cifar10', 'shakespeare'), ('paper', 'reference'), paper.NAMES, make_presets.OPTIMIZERS
-  ):
-    cell = {'algorithm': algorithm, 'client_optimizer': optimizer}
-    # Heterogeneity and weight decay change neither time nor memory.
-    if task == 'cifar10':
-      decay = paper.CIFAR10_WEIGHT_DECAYS[algorithm]
-      cell.update(alpha=0.3, local_steps=20, weight_decay=decay)
-    else:
-      cell.update(weight_decay=1e-4)
-    name = f'{variant}_{task}_{algorithm}_{optimizer}'
-    found[name] = make_presets.preset(variant, task, cell)
+  for task, variant in itertools.product(presets.TABLES, ('paper', 'reference')):
+    for cell in presets.cells(table=task, variant=variant).values():
+      name = f'{variant}_{task}_{cell["algorithm"]}_{cell["client_optimizer"]}'
+      found.setdefault(name, cell)
   return found
 
 
@@ -45,17 +38,19 @@ def run_cell(values: dict, data_dir: str | None) -> dict:
   import tensorflow as tf
 
   import fednar_tff
+  from experiments.running import building
 
   fednar_tff.runtime.set_in_process_context(num_threads=_THREADS)
-  defaults = {setting.name: setting.default for setting in settings.SETTINGS}
-  resolved = settings.resolve({**defaults, **values, 'data_dir': data_dir})
-  seeds = fednar_tff.simulation.derive_seeds(0)
-  task = training.create_task(resolved, seeds)
-  process = training.create_process(resolved, task)
+  settings = identity.resolve({**values, 'data_dir': data_dir})
+  seeds = building.derive_seeds(settings)
+  task = building.create_task(settings, seeds)
+  process = building.create_process(settings, task)
   ids = task.partition.client_ids[:_CLIENTS]
 
   def run_round(state, ids, steps):
-    arguments = {'batch_size': resolved['batch_size'], 'local_steps': steps, 'seed': seeds.batches}
+    arguments = {'batch_size': settings['batch_size'], 'local_steps': steps, 'seed': seeds.batches}
+    if fednar_tff.algorithms.takes_data_size(process):
+      arguments['with_size'] = True
     data = [task.packed_client(i, 0, **arguments) for i in ids]
     if hasattr(process, 'initial_client_state'):
       states = [process.initial_client_state() for _ in ids]
@@ -78,14 +73,14 @@ def run_cell(values: dict, data_dir: str | None) -> dict:
   return {
     'seconds': wall,
     'core_seconds': cpu,
-    'rounds': resolved['total_rounds'],
-    'batch_size': resolved['batch_size'],
+    'rounds': settings['total_rounds'],
+    'batch_size': settings['batch_size'],
     'train_loss': float(metrics['loss']),
     'test_accuracy': evaluation['accuracy'],
     'all_finite': all(np.isfinite(x).all() for x in leaves if x.dtype.kind == 'f')
     and int(metrics['num_non_finite_clients']) == 0,
-    'clients_times_steps_of_a_round': resolved['clients_per_round']
-    * (resolved['local_steps'] or resolved['local_epochs'] * 2000 // resolved['batch_size']),
+    'clients_times_steps_of_a_round': settings['clients_per_round']
+    * (settings.get('local_steps') or settings['local_epochs'] * 2000 // settings['batch_size']),
   }
 
 

@@ -36,10 +36,10 @@ def build_cifar10(
   model_seed=0,
   train_client_spec=None,
   augmentation='per_image',
-  padding=None,
+  padding='mean',
   pooling=None,
 ):
-  """Builds the CIFAR-10 task; alpha is 0.3 and padding 'mean' by default."""
+  """Builds the CIFAR-10 task; alpha is 0.3 by default."""
   network = _build_network('cifar10', model, 10, augmentation, padding, pooling)
   data = sources.load_cifar10(data_dir)
   return assembly.assemble(
@@ -70,10 +70,10 @@ def build_cifar100(
   model_seed=0,
   train_client_spec=None,
   augmentation='per_image',
-  padding=None,
+  padding='mean',
   pooling=None,
 ):
-  """Builds the CIFAR-100 task with TFF's own 500 clients; padding is 'mean' by default."""
+  """Builds the CIFAR-100 task with TFF's own 500 clients."""
   network = _build_network('cifar100', model, 100, augmentation, padding, pooling)
   data = sources.load_cifar100(data_dir)
   train = data['train']
@@ -107,7 +107,7 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
   )
   if pooling is not None and model != 'resnet18':
     raise ValueError(f'pooling is a switch of resnet18, found pooling={pooling!r} for {model}.')
-  if padding is not None and augmentation == 'none':
+  if padding != 'mean' and augmentation == 'none':
     raise ValueError(f'padding has no meaning without augmentation, found padding={padding!r}.')
   augment = assembly.choose(
     'augmentation',
@@ -118,7 +118,7 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
       'none': lambda images, seed: images,
     },
   )
-  pads_with_mean = assembly.choose('padding', padding or 'mean', {'mean': True, 'black': False})
+  pads_with_mean = assembly.choose('padding', padding, {'mean': True, 'black': False})
   classifier = builder(num_classes, **({} if pooling is None else {'pooling': pooling}))
 
   def network(param, x, training):

@@ -1,8 +1,8 @@
-"""The algorithms of docs/paper.md once more, in float64 NumPy. Imports nothing from the package.
+"""The algorithms of docs/algorithms.md once more, in float64 NumPy. Imports nothing from the package.
 
 The model is `tanh(x w + b)` with squared loss; weights are lists `[w, b]`, and a client is a list
 of batches `(x, y)`. With the option `released=True`, a server follows the conventions of the
-paper's released code where they differ from the paper; they are marked with their numbers there.
+paper's released code where they differ from the paper, marked by their numbers in docs/paper.md.
 """
 
 import numpy as np

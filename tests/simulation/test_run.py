@@ -138,6 +138,36 @@ def test_packed_clients_and_datasets_of_batches_train_alike(task, uninterrupted)
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
+def test_clients_that_weigh_as_their_data_are_handed_its_size():
+  task = tasks.create_task('synthetic', num_clients=6, partition='dirichlet_unequal')
+  sizes = dict(zip(task.partition.client_ids, map(len, task.partition.rows)))
+  assert len(set(sizes.values())) > 3
+
+  def build_weighted(weighting):
+    return algorithms.build_fed_avg(
+      task.functional_model_fn(),
+      client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
+      client_weighting=weighting,
+      loop_implementation=algorithms.PACKED,
+    )
+
+  run = start(task, build_weighted(algorithms.DATA_SIZE), total_rounds=1, local_steps=1)
+  run.finish()
+  # The same round, each client by itself, and the mean by hand.
+  alone = build_weighted(tff.learning.ClientWeighting.UNIFORM)
+  seeds = simulation.derive_seeds(4)
+  clients = simulation.sample_clients(task.partition.client_ids, 3, 0, seeds.sampling)
+  models = []
+  for client_id in clients:
+    data = task.packed_client(client_id, 0, batch_size=10, local_steps=1, seed=seeds.batches)
+    state, _ = alone.next(alone.initialize(), [data])
+    models.append(state.global_model_weights.trainable)
+  for found, *leaves in zip(weights_of(run), *models):
+    expected = np.average(leaves, axis=0, weights=[sizes[c] for c in clients])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert not np.allclose(found, np.mean(leaves, axis=0), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize('stop_after', [1, 2, 5])
 @pytest.mark.parametrize('name', ['fed_avg', 'scaffold', 'fed_adam'])
 def test_a_run_that_was_dropped_resumes_to_the_same_bits(

@@ -67,6 +67,34 @@ def test_a_class_that_runs_out_costs_all_clients_alike():
   assert abs(biggest[:50].mean() - biggest[50:].mean()) < 50
 
 
+@pytest.mark.parametrize('alpha', [0.3, 1.0, 10.0])
+def test_split_is_as_uneven_as_one_drawn_image_by_image(alpha):
+  """The released code gives one image after the other to a random client that is not full (docs/paper.md, F9)."""
+  labels = np.repeat(np.arange(10), 500)
+
+  def unevenness(counts):
+    return np.mean(np.abs(counts / 50 - 0.1).sum(axis=1) / 2)
+
+  def one_by_one(seed):
+    generator = np.random.default_rng(seed)
+    proportions = generator.dirichlet(np.full(10, alpha), 100)
+    stock, counts = np.full(10, 500), np.zeros([100, 10])
+    for client in generator.permutation(np.repeat(np.arange(100), 50)):
+      # Drawing again until a class is in stock is drawing among those in stock.
+      odds = np.cumsum(np.where(stock > 0, proportions[client] + 1e-12, 0.0))
+      c = np.searchsorted(odds, generator.random() * odds[-1], side='right')
+      counts[client, c] += 1
+      stock[c] -= 1
+    return counts
+
+  ours = [
+    unevenness(tasks.build_dirichlet(labels, 100, alpha, seed=s).class_counts()) for s in range(8)
+  ]
+  theirs = [unevenness(one_by_one(seed)) for seed in range(8)]
+  # Of 8 splits of each kind; one split differs from another by about 0.01.
+  assert abs(np.mean(ours) - np.mean(theirs)) < 0.015
+
+
 def test_unequal_split_follows_class_proportions():
   partition = tasks.build_dirichlet_unequal(_LABELS, 20, 0.5, seed=1)
   counts = partition.class_counts()
