@@ -62,7 +62,8 @@ print(f'  import {fednar_tff.__version__}: accuracy {accuracy:.2f} on synthetic 
 PYTHON
   cd "$root"
 done
-tar --extract --gzip --file="$(ls dist/*.tar.gz)" -C "$scratch" && cd "$scratch"/fednar_tff-*/
+mkdir "$scratch/sdist" && tar --extract --gzip --file="$(ls dist/*.tar.gz)" -C "$scratch/sdist" --strip-components=1
+cd "$scratch/sdist"
 "$environment/bin/python" -m experiments.train --task=synthetic --total_rounds=2 --output_dir="$scratch/run" >"$scratch/train.log" 2>&1 ||
   { cat "$scratch/train.log" >&2; exit 1; }
 test -s "$scratch/run/result.json"
