@@ -58,6 +58,7 @@ class Partition:
   def plot(self, path) -> None:
     """Draws clients x classes, shaded by the share of the client's examples, into `path`."""
     # Figures of their own, not pyplot: no global state, no display needed.
+    from matplotlib import ticker
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -72,6 +73,8 @@ class Partition:
       ylabel='class',
       title=f'{len(self.rows)} clients, {counts.sum()} examples, {self.hash[:12]}',
     )
+    for axis in (axes.xaxis, axes.yaxis):  # There is no client 2.5.
+      axis.set_major_locator(ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     figure.colorbar(image, label="share of the client's examples")
     figure.savefig(path)
 

@@ -109,6 +109,15 @@ def test_picture_is_drawn(tmp_path):
   assert (tmp_path / 'partition.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_ticks_of_the_picture_are_clients_and_classes(tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr('matplotlib.figure.Figure.savefig', lambda self, path: drawn.append(self))
+  tasks.build_dirichlet(np.arange(400) % 4, 5, 0.3).plot(tmp_path / 'partition.png')
+  axes = drawn[0].axes[0]
+  for ticks in (axes.get_xticks(), axes.get_yticks()):
+    np.testing.assert_array_equal(ticks, np.round(ticks))
+
+
 @pytest.mark.parametrize(
   'call, message',
   [
