@@ -37,7 +37,7 @@ def main():
   print(
     'baseline: clip the gradient, then decay the weights.  NAR: clip both together.  Bound 0.3, learning rate 0.1.\n'
   )
-  from experiments.reading import figures, runs, tables
+  from experiments.reading import drawing, figures, grouping, runs, tables
   from experiments.running import training
 
   for weight_decay in WEIGHT_DECAYS:
@@ -49,15 +49,13 @@ def main():
       }  # fmt: skip
       training.train(identity.resolve({**SETTINGS, **chosen}), quiet=True)
 
-  experiment = tables.Experiment(runs.find_runs([OUTPUT_DIR]))
+  experiment = grouping.Experiment(runs.find_runs([OUTPUT_DIR])[0])
   print(
     '\nTest accuracy in % after the last round (one seed; settings chosen so that clipping matters, see above):\n'
   )
-  header, rows = tables.table_rows(experiment, 'final')
-  print(tables.format_table(header[1:5], [row[1:5] for row in rows], 'terminal'))
+  print(tables.format_table(tables.results_table(experiment, 'final'), 'terminal'))
   title = 'FedAvg on digits, 20 clients, alpha 0.3, A = 0.3, one seed'
-  ((_, figure),) = tables.figures_of(experiment, ['curves'], 'final', title=title)
-  figures.save(figure, OUTPUT_DIR / 'demo.png')
+  drawing.save(figures.plot_curves(experiment, title, 'final'), OUTPUT_DIR / 'demo.png')
   print(f'Curves: {OUTPUT_DIR / "demo.png"}.  Each run: {OUTPUT_DIR}/*/curves.png and metrics.csv.')
 
 

@@ -1,78 +1,142 @@
 r"""Makes tables and figures of run directories, in the form of the paper.
 
   python -m experiments.report --runs=runs/cpu --output_dir=reports/cpu
+  python -m experiments.report --runs=runs/cpu --table=cifar10 --variant=cpu
 
-prints the table and writes it as Markdown, LaTeX and CSV, with the figures as PNG and PDF. A cell is the mean over seeds and their standard
-deviation; beside baseline and NAR stand their paired difference by seed with a 95 % confidence interval, and the paper's two numbers.
+prints a table for each task and writes it as Markdown, LaTeX and CSV, with the figures as PNG and PDF.
+Settings that are equal in all runs are the title, settings that vary are columns; a cell is the mean
+over seeds and their standard deviation. Beside baseline and NAR stand their paired difference by seed
+with a 95 % confidence interval, and the paper's two numbers where the settings are of its kind. With
+--table, the table has the paper's layout, and only its cells.
 """
 
 import pathlib
 import sys
 
-from absl import app, flags
+from absl import flags
 
-from experiments.reading import figures as plots
-from experiments.reading import runs as results
-from experiments.reading import tables
+from experiments import command_line
+from experiments.definition import presets
+from experiments.definition import settings as settings_lib
+from experiments.reading import grouping, runs, tables
 
+_FIGURE_NAMES = ('curves', 'weight_decay', 'robustness', 'clipping')
 _RUNS = flags.DEFINE_list(
   'runs', ['runs'], 'Folders in which run directories are looked for, at any depth.'
 )
+_TABLE = flags.DEFINE_enum(
+  'table', None, list(presets.TABLES), "One of the paper's tables, instead of all runs."
+)
+_VARIANT = flags.DEFINE_enum(
+  'variant', None, list(presets.VARIANTS), "The table's variant; all that have runs unless given."
+)
 _STATISTIC = flags.DEFINE_enum(
-  'statistic',
-  'final',
-  list(results.STATISTICS),
+  'statistic', 'final', list(runs.STATISTICS),
   'Which accuracy of a run: of the last evaluation, the best, or the mean of the last ten.',
-)
-_FORMAT = flags.DEFINE_enum(
-  'format', 'terminal', ['terminal', 'markdown', 'latex', 'csv'], 'How the table is printed.'
-)
+)  # fmt: skip
+_FORMAT = flags.DEFINE_enum('format', 'terminal', list(tables.STYLES), 'How the table is printed.')
 _FIGURES = flags.DEFINE_list(
-  'figures',
-  ['curves', 'weight_decay', 'robustness', 'clipping'],
-  'Which figures are made; also: partition.',
+  'figures', list(_FIGURE_NAMES), 'Which figures are made; also: partition.'
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Where tables and figures are written; without it, the table is only printed.'
 )
 
 
-def main(argv):
-  if len(argv) > 1:
-    sys.exit(f'report: {argv[1]!r} is not a flag; all arguments are --name=value.')
-  runs = results.find_runs(_RUNS.value)
-  if not any(run.is_finished for run in runs):
-    sys.exit(
-      f'report: no finished run in {", ".join(_RUNS.value)}; `python -m experiments.train` makes one.'
+def check_flags():
+  """Raises a `UsageError` if something was given that means nothing."""
+  if not _RUNS.value or not all(_RUNS.value):
+    raise settings_lib.UsageError('--runs= is empty; it takes folders that hold run directories.')
+  for folder in _RUNS.value:
+    if not pathlib.Path(folder).is_dir():
+      raise settings_lib.UsageError(f'--runs={folder} is no folder.')
+  for name in _FIGURES.value:
+    if name not in (*_FIGURE_NAMES, 'partition'):
+      raise settings_lib.UsageError(
+        f'--figures={name} is unknown; allowed are {", ".join(_FIGURE_NAMES)} and partition.'
+      )
+  if flags.FLAGS['figures'].present and _OUTPUT_DIR.value is None:
+    raise settings_lib.UsageError('--figures needs --output_dir, the folder that they go to.')
+  if _VARIANT.value and not _TABLE.value:
+    raise settings_lib.UsageError(
+      f'--variant={_VARIANT.value} means nothing without --table; it takes {", ".join(presets.TABLES)}.'
     )
-  for number, experiment in enumerate(tables.split_into_experiments(runs), 1):
-    header, rows = tables.table_rows(experiment, _STATISTIC.value)
-    notes = f'Test accuracy in % ({_STATISTIC.value}), mean +- standard deviation (number of seeds).'.replace(
-      '+-', '±'
-    )
-    if experiment.num_unfinished:
-      notes += f' {experiment.num_unfinished} unfinished runs are left out.'
-    print(f'{experiment.title()}\n{notes}\n')
-    print(tables.format_table(header, rows, _FORMAT.value))
-    if _OUTPUT_DIR.value is None or not experiment.runs:
-      continue
-    folder = pathlib.Path(_OUTPUT_DIR.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    for style, suffix in (('markdown', 'md'), ('latex', 'tex'), ('csv', 'csv')):
-      text = tables.format_table(header, rows, style)
-      if style == 'markdown':
-        text = f'**{experiment.title()}**\n\n{notes}\n\n{text}'
-      (folder / f'table{number}.{suffix}').write_text(text)
-    written = [folder / f'table{number}.md']
-    for name, figure in tables.figures_of(experiment, _FIGURES.value, _STATISTIC.value):
-      written += plots.save(figure, folder / f'{name}{number}')
-    if 'partition' in _FIGURES.value:
-      from experiments.running import building  # Only here: it imports TensorFlow.
 
-      building.draw_partition(experiment.runs[0].path, folder / f'partition{number}.png')
-      written.append(folder / f'partition{number}.png')
-    print('written: ' + ', '.join(map(str, written)) + '\n')
+
+def read_runs():
+  """Returns the runs; says which cannot be read, and goes on without them."""
+  found, problems = runs.find_runs(_RUNS.value)
+  for problem in problems:
+    print(f'report: left out: {problem}.', file=sys.stderr)
+  if not any(run.is_finished or run.has_diverged for run in found):
+    raise settings_lib.UsageError(
+      f'no finished run in {", ".join(_RUNS.value)}; `python -m experiments.train` makes one.'
+    )
+  return found, len(problems)
+
+
+def make_tables(found):
+  """Yields a name, a table and its experiment: of the paper's table, or of each task."""
+  statistic = _STATISTIC.value
+  if not _TABLE.value:
+    for number, experiment in enumerate(grouping.split_into_experiments(found), 1):
+      yield str(number), tables.results_table(experiment, statistic), experiment
+    return
+  grouping.check_no_duplicates(found)
+  variants = [_VARIANT.value] if _VARIANT.value else presets.VARIANTS
+  chosen = {v: tables.select(_TABLE.value, v, found) for v in variants}
+  if not any(chosen.values()):
+    raise settings_lib.UsageError(
+      f'no run in {", ".join(_RUNS.value)} is a cell of table {_TABLE.value} in variant '
+      f'{" or ".join(variants)}; `python -m experiments.sweep --table={_TABLE.value}` makes them.'
+    )
+  for variant, cells in chosen.items():
+    if cells:
+      table = tables.paper_table(_TABLE.value, variant, cells, statistic)
+      yield f'_{_TABLE.value}_{variant}', table, grouping.Experiment(cells)
+
+
+def write(name, table, experiment):
+  """Writes a table in all formats, and its figures."""
+  from experiments.reading import drawing, figures  # Only now: without figures, nothing is drawn.
+
+  folder = pathlib.Path(_OUTPUT_DIR.value)
+  folder.mkdir(parents=True, exist_ok=True)
+  written = []
+  for style, suffix in tables.STYLES.items():
+    if suffix:
+      written.append(folder / f'table{name}.{suffix}')
+      written[-1].write_text(tables.format_table(table, style))
+  for figure, plot in figures.FIGURES.items():
+    if figure in _FIGURES.value:
+      pages = plot(experiment, table.title, _STATISTIC.value)
+      if pages:
+        written += drawing.save(pages, folder / f'{figure}{name}')
+      elif flags.FLAGS['figures'].present:
+        print(f'report: no runs for the figure {figure} in: {table.title}.', file=sys.stderr)
+  if 'partition' in _FIGURES.value:
+    from experiments.running import building  # Only here: it imports TensorFlow.
+
+    written.append(folder / f'partition{name}.png')
+    building.draw_partition(experiment.runs[0].path, written[-1])
+  print('written: ' + ', '.join(map(str, written)) + '\n')
+
+
+def main():
+  check_flags()
+  found, num_damaged = read_runs()
+  for name, table, experiment in list(make_tables(found)):
+    if num_damaged:
+      table.notes.append(f'Left out because they cannot be read: {num_damaged}.')
+    if _FORMAT.value != 'markdown':  # Which has them in itself.
+      print(f'{table.title}\n{" ".join(table.notes)}\n')
+    print(tables.format_table(table, _FORMAT.value))
+    if _OUTPUT_DIR.value is not None:
+      try:
+        write(name, table, experiment)
+      except OSError as e:
+        raise settings_lib.UsageError(f'--output_dir={_OUTPUT_DIR.value}: {e.strerror}.') from e
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command_line.run('report', main)

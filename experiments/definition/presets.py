@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.definition import catalogue, identity, paper
-from experiments.definition.settings import UsageError
+from experiments.definition.settings import SETTINGS, UsageError
 
 OPTIMIZERS = ('clip', 'nar')
 
@@ -160,40 +160,59 @@ def matching(pattern: str) -> dict[str, dict[str, Any]]:
 def published(settings: Mapping[str, Any]) -> tuple[float, float] | None:
   """Returns the paper's (baseline, NAR) for a run of the paper's kind, or None.
 
-  Of the same kind are runs with the split, the local work and the weight decay of a cell of its tables, in its text or in its
-  released code; model, rounds and clients may be smaller.
+  Of the same kind are runs with the split, the local work, the schedules, the weight decay and the algorithm of a cell of its
+  tables, in its text or in its released code. Model, rounds and clients may be smaller, and the learning rate and the bound scaled
+  with them.
   """
-  return _published_by_kind().get(_kind(settings))
+  return _published_by_kind().get(_kind(identity.identity(settings)))
 
 
 @functools.cache
 def _published_by_kind():
   found = {}
-  for variant in ('paper', 'reference'):
-    for cell in cells('cifar10', variant=variant).values():
-      found[_kind(cell)] = paper.CIFAR10[cell['algorithm']][cell['alpha']]
-    for cell in cells('shakespeare', variant=variant).values():
-      found[_kind(cell)] = paper.SHAKESPEARE[cell['algorithm']][cell['weight_decay']]
+  for cell in _published_cells('cifar10'):
+    found[_kind(cell)] = paper.CIFAR10[cell['algorithm']][cell['alpha']]
+  for cell in _published_cells('shakespeare'):
+    found[_kind(cell)] = paper.SHAKESPEARE[cell['algorithm']][cell['weight_decay']]
   return found
 
 
-def _kind(settings):
-  names = ('task', 'algorithm', 'partition', 'alpha', 'local_steps', 'local_epochs', 'weight_decay')
-  found = identity.identity(settings)
-  return tuple(found.get(name) for name in names)
+@functools.cache
+def _published_cells(table):
+  """Returns the identities of a table's cells in the paper's text and in its released code."""
+  return tuple(
+    identity.identity(cell)
+    for variant in ('paper', 'reference')
+    for cell in cells(table, variant=variant).values()
+  )
+
+
+def _kind(run):
+  names = (
+    'task',
+    'partition',
+    'alpha',
+    'local_steps',
+    'local_epochs',
+    'weight_decay',
+    'weight_decay_decay',
+    'learning_rate_decay',
+  )
+  return tuple(
+    run.get(s.name) for s in SETTINGS if s.name in names or s.group in ('algorithm', 'server')
+  )
 
 
 def is_reduced(settings: Mapping[str, Any]) -> bool:
-  """Returns whether a run on a task of the paper is smaller than both its text and its released code have it."""
+  """Returns whether a run on a task of the paper is smaller than the published run that it is most like."""
   run = identity.identity(settings)
-  if run['task'] not in paper.SIZES:
+  if run['task'] not in TABLES:
     return False
-  cell = {'task': run['task'], 'algorithm': run['algorithm']}
-  full = [identity.identity(_settings(v, cell)) for v in ('paper', 'reference')]
-  sizes = ('total_rounds', 'num_clients', 'clients_per_round')
-  return run['model'] != full[0]['model'] or any(
-    run[name] < min(f[name] for f in full) for name in sizes
-  )
+  full = _published_cells(run['task'])
+  full = [cell for cell in full if cell['algorithm'] == run['algorithm']] or full
+  nearest = max(full, key=lambda cell: sum(run.get(name) == value for name, value in cell.items()))
+  sizes = ('num_clients', 'clients_per_round', 'batch_size', 'total_rounds')
+  return run.get('model') != nearest['model'] or any(run[name] < nearest[name] for name in sizes)
 
 
 def title(settings: Mapping[str, Any]) -> str:

@@ -1,203 +1,199 @@
-"""The figures: of one run, and those of the paper."""
+"""The figures: of one run, and those of the paper.
 
+Each of the paper's figures is a function of an experiment that returns its pages, or none if the runs
+have nothing for it. No line is a mean over runs that differ in anything but their seeds.
+"""
+
+import collections
 import pathlib
-from collections.abc import Sequence
 
-import matplotlib
-
-matplotlib.use('Agg')  # No screen is needed.
 import numpy as np
-from matplotlib import pyplot as plt
+from matplotlib import figure, ticker
 
-from experiments.definition import catalogue
-from experiments.reading import runs as results
+from experiments.reading import drawing, grouping, runs, tables
 
-_COLORS = {'clip': 'tab:blue', 'nar': 'tab:orange', 'sgd': 'tab:gray'}
-_LABELS = {name: option.title for name, option in catalogue.CLIENT_OPTIMIZERS.items()}
+_ACCURACY = 'test accuracy (%)'
 
 
-def save(figure, path: pathlib.Path) -> list[pathlib.Path]:
-  """Saves a figure under `path`, and as PDF beside a PNG."""
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  paths = [path] if path.suffix else [path.with_suffix('.png'), path.with_suffix('.pdf')]
-  for p in paths:
-    figure.savefig(p, dpi=150, bbox_inches='tight')
-  plt.close(figure)
-  return paths
-
-
-def plot_run(run: results.Run, path: pathlib.Path) -> None:
+def plot_run(run: runs.Run, path: pathlib.Path) -> None:
   """Plots one run: test accuracy, losses, and the share of steps that were clipped."""
-  figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout='constrained')
-  figure.suptitle(run.settings.get('title') or run.path.name, fontsize=10)
+  page = figure.Figure(figsize=(10, 3.2), layout='constrained')
+  axes = page.subplots(1, 3)
+  page.suptitle(run.settings.get('title') or run.path.name, fontsize=10)
   rounds, values = run.series('test_accuracy')
   axes[0].plot(rounds, 100 * np.array(values), marker='.')
-  axes[0].set_ylabel('test accuracy (%)')
+  axes[0].set_ylabel(_ACCURACY)
   for name in ('train_loss', 'test_loss'):
     axes[1].plot(*run.series(name), label=name.replace('_', ' '))
   axes[1].set_ylabel('loss')
-  axes[1].legend()
   rounds, clipped = run.series('clipped_steps')
-  _, total = run.series('total_steps')
-  axes[2].plot(rounds, 100 * np.array(clipped) / np.maximum(total, 1))
+  total = dict(zip(*run.series('total_steps')))
+  axes[2].plot(rounds, [100 * c / max(total.get(r, 0), 1) for r, c in zip(rounds, clipped)])
   axes[2].set_ylabel('clipped steps (%)')
   axes[2].set_ylim(-2, 102)
-  _finish(axes, 'round')
-  save(figure, path)
+  for axis in axes:
+    drawing.finish_axes(axis, 'round')
+  handles, labels = axes[1].get_legend_handles_labels()
+  drawing.add_legend(page, dict(zip(labels, handles)))
+  drawing.save([page], path)
 
 
-def _finish(axes, xlabel):
-  for axis in np.ravel(axes):
-    axis.set_xlabel(xlabel)
-    axis.grid(alpha=0.3)
-    axis.spines[['top', 'right']].set_visible(False)
+def _plot_accuracy(experiment, title, line_names=()):
+  """Plots accuracy by round: a panel for all that is equal but the optimizer and some settings.
 
+  Args:
+    experiment: The experiment.
+    title: The figure's title.
+    line_names: The settings that tell the lines of a panel apart; a panel needs two of their values.
+  """
+  panel_names = [name for name in experiment.columns if name not in line_names]
+  panels = collections.defaultdict(dict)
+  for algorithm, condition, optimizer, cell in experiment.cells():
+    line = experiment.part(condition, line_names)
+    panels[algorithm, experiment.part(condition, panel_names)][line, optimizer] = cell
+  if line_names:
+    panels = {k: lines for k, lines in panels.items() if len({line for line, _ in lines}) > 1}
+  shades = sorted({line for lines in panels.values() for line, _ in lines}, key=_order)
+  groups = collections.defaultdict(list)
+  for (algorithm, setting), lines in panels.items():
 
-def band(axis, runs: Sequence[results.Run], name: str, scale=1.0, **style):
-  """Plots the mean of a metric over runs, with a band of one standard deviation if there are several."""
-  series = [dict(zip(*run.series(name))) for run in runs]
-  rounds = sorted(set.intersection(*(set(s) for s in series))) if series else []
-  if not rounds:
-    return
-  values = scale * np.array([[s[r] for r in rounds] for s in series])
-  axis.plot(rounds, values.mean(0), **style)
-  if len(values) > 1:
-    deviation = values.std(0, ddof=1)
-    axis.fill_between(
-      rounds,
-      values.mean(0) - deviation,
-      values.mean(0) + deviation,
-      alpha=0.2,
-      color=style.get('color'),
-      linewidth=0,
+    def draw(axis, lines=lines):
+      for (line, optimizer), cell in lines.items():
+        style = drawing.optimizer_style(optimizer, shades.index(line), len(shades))
+        label = _join(tables.optimizer_title(optimizer), grouping.describe(line))
+        drawing.band(axis, cell, 'test_accuracy', 100, label=label, **style)
+
+    text = _join(grouping.algorithm_title(algorithm), grouping.describe(setting))
+    # Side by side stand the settings of an algorithm, or the algorithms where lines are settings.
+    groups[setting if line_names else algorithm].append(
+      drawing.Panel(text, draw, 'round', _ACCURACY)
     )
+  return drawing.draw_pages(list(groups.values()), title, drawing.describe_bands(_lines(panels)))
 
 
-def style_of(optimizer: str) -> dict:
-  return {'color': _COLORS[optimizer], 'label': _LABELS[optimizer]}
+def plot_curves(experiment: grouping.Experiment, title: str, statistic: str):
+  """Plots accuracy by round: a panel for each row of the table, a band for each optimizer."""
+  del statistic
+  return _plot_accuracy(experiment, title)
 
 
-def _grid(num_rows, num_columns):
-  return plt.subplots(
-    num_rows,
-    num_columns,
-    figsize=(4.2 * num_columns, 3.2 * num_rows),
-    layout='constrained',
-    squeeze=False,
-    sharey='row',
-  )
+def plot_robustness(experiment: grouping.Experiment, title: str, statistic: str):
+  """Plots accuracy by round at several weight decays: a panel for all else that is equal."""
+  del statistic
+  return _plot_accuracy(experiment, title, ['weight_decay'])
 
 
-def plot_curves(groups, title: str):
-  """Plots accuracy curves: a row for each algorithm, a column for each condition, a band for each optimizer.
+def plot_weight_decay(experiment: grouping.Experiment, title: str, statistic: str):
+  """Plots accuracy against weight decay: a panel for each setting, a line for each algorithm."""
+  panels = collections.defaultdict(lambda: collections.defaultdict(dict))
+  for setting, key, condition, cell in _by_algorithm(experiment, but='weight_decay'):
+    decay = dict(experiment.part(condition, ['weight_decay'])).get('weight_decay')
+    panels[setting][key][decay] = cell
+  panels = {
+    setting: {key: cells for key, cells in lines.items() if len(cells) > 1}
+    for setting, lines in panels.items()
+  }
+  groups = []
+  for setting, lines in panels.items():
 
-  Args:
-    groups: `{(algorithm, condition): {optimizer: [run, ...]}}`, where the condition is a text.
-    title: The figure's title.
-  """
-  algorithms = list(dict.fromkeys(algorithm for algorithm, _ in groups))
-  conditions = list(dict.fromkeys(condition for _, condition in groups))
-  figure, axes = _grid(len(algorithms), len(conditions))
-  figure.suptitle(title)
-  for (algorithm, condition), by_optimizer in groups.items():
-    axis = axes[algorithms.index(algorithm), conditions.index(condition)]
-    for optimizer, runs in by_optimizer.items():
-      band(axis, runs, 'test_accuracy', 100, **style_of(optimizer))
-    axis.set_title(f'{catalogue.ALGORITHMS[algorithm].title}, {condition}', fontsize=10)
-    axis.legend(fontsize=8)
-  for axis in axes[:, 0]:
-    axis.set_ylabel('test accuracy (%)')
-  _finish(axes, 'round')
-  return figure
+    def draw(axis, lines=lines):
+      for (label, algorithm, optimizer), cells in lines.items():
+        style = {'label': label, **drawing.algorithm_style(algorithm, optimizer)}
+        _draw_decays(axis, cells, statistic, style)
+      _scale_decays(axis, sorted({decay for cells in lines.values() for decay in cells}))
 
-
-def plot_robustness(groups, title: str):
-  """Plots accuracy curves at several weight decays: a panel for each algorithm.
-
-  Args:
-    groups: `{algorithm: {(weight_decay, optimizer): [run, ...]}}`.
-    title: The figure's title.
-  """
-  figure, axes = _grid(1, len(groups))
-  figure.suptitle(title)
-  decays = sorted({decay for lines in groups.values() for decay, _ in lines})
-  for axis, (algorithm, lines) in zip(axes[0], groups.items()):
-    for (decay, optimizer), runs in sorted(lines.items()):
-      style = {
-        'color': _COLORS[optimizer],
-        'linestyle': ('--', '-', ':', '-.')[decays.index(decay) % 4],
-      }
-      band(axis, runs, 'test_accuracy', 100, label=f'{_LABELS[optimizer]}, WD {decay:g}', **style)
-    axis.set_title(catalogue.ALGORITHMS[algorithm].title, fontsize=10)
-    axis.legend(fontsize=8)
-  axes[0, 0].set_ylabel('test accuracy (%)')
-  _finish(axes, 'round')
-  return figure
+    if lines:
+      ylabel = f'{_ACCURACY}, {statistic}'
+      groups.append(drawing.Panel(grouping.describe(setting), draw, 'weight decay', ylabel))
+  cells = [cell for lines in panels.values() for found in lines.values() for cell in found.values()]
+  return drawing.draw_pages([groups], title, drawing.describe_bands(cells, mark='bar'))
 
 
-def plot_weight_decay(groups, title: str, statistic: str):
-  """Plots accuracy against weight decay: a panel for each condition, a line for each algorithm and optimizer.
+def _draw_decays(axis, cells, statistic, style):
+  """Draws the accuracy of cells, given by weight decay, with the deviations as bars."""
+  spreads = {decay: runs.accuracy(cell, statistic) for decay, cell in sorted(cells.items())}
+  spreads = {decay: spread for decay, spread in spreads.items() if spread}
+  axis.errorbar(
+    list(spreads),
+    [100 * s.mean for s in spreads.values()],
+    yerr=[0 if np.isnan(s.deviation) else 100 * s.deviation for s in spreads.values()],
+    marker='o', markersize=4, capsize=2, **style,
+  )  # fmt: skip
+  for decay, cell in cells.items():
+    if any(run.has_diverged for run in cell):  # At the bottom: it has no accuracy.
+      axis.plot(decay, 0.03, marker='x', color=style['color'], transform=axis.get_xaxis_transform())
 
-  Args:
-    groups: `{condition: {(algorithm, optimizer): {weight_decay: [run, ...]}}}`.
-    title: The figure's title.
-    statistic: One of `results.STATISTICS`.
-  """
-  figure, axes = _grid(1, len(groups))
-  figure.suptitle(title)
-  algorithms = list(dict.fromkeys(algorithm for lines in groups.values() for algorithm, _ in lines))
-  for axis, (condition, lines) in zip(axes[0], groups.items()):
-    for (algorithm, optimizer), by_decay in lines.items():
-      decays = sorted(by_decay)
-      spreads = [
-        results.spread([a for r in by_decay[d] if (a := r.accuracy(statistic)) is not None])
-        for d in decays
-      ]
-      points = [(d, s) for d, s in zip(decays, spreads) if s]
-      axis.errorbar(
-        [d for d, _ in points],
-        [100 * s.mean for _, s in points],
-        yerr=[0 if np.isnan(s.deviation) else 100 * s.deviation for _, s in points],
-        label=f'{catalogue.ALGORITHMS[algorithm].title} {_LABELS[optimizer]}',
-        color=f'C{algorithms.index(algorithm)}',
-        linestyle='--' if optimizer == 'clip' else '-',
-        marker='o',
-        markersize=4,
-        capsize=2,
-      )
+
+def _scale_decays(axis, decays):
+  """Makes the axis logarithmic, with a tick at each weight decay; zero has a place, too."""
+  if decays[0] > 0:
     axis.set_xscale('log')
-    axis.set_title(condition, fontsize=10)
-    axis.legend(fontsize=8)
-  axes[0, 0].set_ylabel(f'test accuracy (%), {statistic}')
-  _finish(axes, 'weight decay')
-  return figure
+  else:
+    axis.set_xscale('symlog', linthresh=decays[1])
+  axis.xaxis.set_major_locator(ticker.FixedLocator(decays))
+  axis.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f'{value:g}'))
+  axis.xaxis.set_minor_locator(ticker.NullLocator())
+  axis.tick_params(axis='x', rotation=45)
 
 
-def plot_clipping(groups, title: str):
-  """Plots frequency and strength of clipping: a column for each condition, a band for each algorithm and optimizer.
+def plot_clipping(experiment: grouping.Experiment, title: str, statistic: str):
+  """Plots frequency and strength of clipping: two panels for each setting, a band for each algorithm."""
+  del statistic
+  panels = collections.defaultdict(dict)
+  for setting, key, _, cell in _by_algorithm(experiment):
+    if key[2] != 'sgd':  # It clips nothing.
+      panels[setting][key] = cell
+  metrics = {
+    'clipped_steps': 'clipped steps a round',
+    'mean_clipped_norm': 'mean norm of clipped steps',
+  }
+  settings = sorted(panels, key=_order)
+  groups = []
+  for some in (settings[i : i + 3] for i in range(0, len(settings), 3)):
+    for metric, ylabel in metrics.items():
+      groups.append([])
+      for setting in some:
 
-  Args:
-    groups: `{condition: {(algorithm, optimizer): [run, ...]}}`.
-    title: The figure's title.
+        def draw(axis, metric=metric, lines=panels[setting]):
+          for (label, algorithm, optimizer), cell in lines.items():
+            style = drawing.algorithm_style(algorithm, optimizer)
+            drawing.band(axis, cell, metric, label=label, **style)
+
+        panel = drawing.Panel(grouping.describe(setting), draw, 'round', ylabel, from_zero=True)
+        groups[-1].append(panel)
+  return drawing.draw_pages(groups, title, drawing.describe_bands(_lines(panels)))
+
+
+def _by_algorithm(experiment, but=None):
+  """Yields setting, line, condition and runs of each cell, for panels that compare algorithms.
+
+  A setting that varies within an algorithm sets panels apart. One that only differs between algorithms
+  is said in the line's label.
   """
-  figure, axes = _grid(2, len(groups))
-  figure.suptitle(title)
-  for column, (condition, lines) in enumerate(groups.items()):
-    for i, ((algorithm, optimizer), runs) in enumerate(lines.items()):
-      style = {
-        'label': f'{catalogue.ALGORITHMS[algorithm].title} {_LABELS[optimizer]}',
-        'color': f'C{i}',
-      }
-      band(axes[0, column], runs, 'clipped_steps', **style)
-      band(axes[1, column], runs, 'mean_clipped_norm', **style)
-    axes[0, column].set_title(condition, fontsize=10)
-    axes[0, column].legend(fontsize=8)
-  for row in axes:  # From zero: a count that hardly changes is a flat line, not a magnified one.
-    top = max(axis.dataLim.y1 for axis in row)
-    for axis in row:
-      axis.set_ylim(0, 1.05 * top if 0 < top < np.inf else 1)
-  axes[0, 0].set_ylabel('clipped steps a round')
-  axes[1, 0].set_ylabel('mean norm of clipped steps')
-  _finish(axes, 'round')
-  return figure
+  others = [name for name in experiment.columns if name not in experiment.axes]
+  for algorithm, condition, optimizer, cell in experiment.cells():
+    setting = experiment.part(condition, [name for name in experiment.axes if name != but])
+    traits = experiment.part(condition, [name for name in others if name != but])
+    label = f'{grouping.algorithm_title(algorithm)} {tables.optimizer_title(optimizer)}'
+    label = _join(label, grouping.describe(traits))
+    yield setting, (label, algorithm, optimizer), condition, cell
+
+
+def _lines(panels):
+  return [cell for lines in panels.values() for cell in lines.values()]
+
+
+def _order(settings):
+  return grouping.order(value for _, value in settings)
+
+
+def _join(*parts):
+  return ', '.join(part for part in parts if part)
+
+
+FIGURES = {
+  'curves': plot_curves,
+  'weight_decay': plot_weight_decay,
+  'robustness': plot_robustness,
+  'clipping': plot_clipping,
+}

@@ -1,213 +1,218 @@
-"""Tables and figures of many runs, in the form of the paper."""
+"""Tables of many runs: of any that were found, and those of the paper in its own layout."""
 
-import collections
 import csv
+import dataclasses
 import io
 import math
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
 
 from experiments.definition import catalogue, presets
-from experiments.reading import figures as plots
-from experiments.reading import runs as results
+from experiments.reading import grouping
+from experiments.reading.runs import Run, Spread, accuracy, paired_difference
 
-_DIMENSIONS = {'alpha': 'alpha', 'local_steps': 'steps', 'weight_decay': 'WD'}
-
-
-class Experiment:
-  """Runs that belong into one table: alike but for algorithm, optimizer, seed and the dimensions of the table."""
-
-  def __init__(self, runs):
-    self.runs = [run for run in runs if run.is_finished]
-    self.num_unfinished = len(runs) - len(self.runs)
-    self.task = runs[0].settings['task']
-    self.algorithms = [
-      a for a in catalogue.ALGORITHMS if any(r.settings['algorithm'] == a for r in runs)
-    ]
-    # A dimension is worth a column if an algorithm has more than one value of it.
-    self.dimensions = [
-      d
-      for d in _DIMENSIONS
-      if any(
-        len({r.settings.get(d) for r in runs if r.settings['algorithm'] == a}) > 1
-        for a in self.algorithms
-      )
-    ]
-    self.conditions = sorted({self.condition(run) for run in runs})
-
-  def condition(self, run):
-    return tuple(run.settings.get(d) for d in self.dimensions)
-
-  def condition_text(self, condition):
-    return ', '.join(f'{_DIMENSIONS[d]} {v:g}' for d, v in zip(self.dimensions, condition)) or 'all'
-
-  def cell(self, algorithm, condition, optimizer):
-    """Returns the finished runs of a cell, one for each seed."""
-    return [
-      run
-      for run in self.runs
-      if run.settings['algorithm'] == algorithm
-      and run.settings['client_optimizer'] == optimizer
-      and self.condition(run) == condition
-    ]
-
-  def title(self):
-    s = self.runs[0].settings if self.runs else {}
-    constants = [
-      f'{_DIMENSIONS[d]} {s[d]:g}'
-      for d in _DIMENSIONS
-      if d not in self.dimensions and s.get(d) is not None
-    ]
-    parts = [
-      self.task,
-      str(s.get('model') or 'default model'),
-      *constants,
-      f'{s.get("clients_per_round")} clients a round',
-      f'{s.get("total_rounds")} rounds',
-    ]
-    if s.get('max_norm') is not None:
-      parts.append(f'A = {s["max_norm"]:g}')
-    text = ', '.join(parts)
-    return f'Reduced setting: {text}' if s and presets.is_reduced(s) else text
+STYLES = {'terminal': None, 'markdown': 'md', 'latex': 'tex', 'csv': 'csv'}
+_PAIR = ('clip', 'nar')  # Baseline and NAR.
+_DIFFERENCE, _PAPER = 'NAR - baseline', 'paper'
 
 
-def split_into_experiments(runs):
-  """Returns the runs that belong together, in the order in which they were found."""
-  apart = (
-    'task',
-    'model',
-    'num_clients',
-    'clients_per_round',
-    'batch_size',
-    'total_rounds',
-    'max_norm',
-    'partition',
-  )
-  groups = collections.defaultdict(list)
-  for run in runs:
-    groups[tuple(str(run.settings.get(name)) for name in apart)].append(run)
-  return [Experiment(group) for group in groups.values()]
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table, all texts.
+
+  Attributes:
+    title: What all of its runs share.
+    notes: Sentences that belong under the title.
+    header: The names of the columns.
+    rows: The rows.
+    num_labels: How many of the first columns say what a row is.
+    has_blocks: Whether labels are printed once for the rows that share them.
+  """
+
+  title: str
+  notes: list[str]
+  header: list[str]
+  rows: list[list[str]]
+  num_labels: int
+  has_blocks: bool = False
 
 
-def percent(spread):
-  """Returns mean and deviation of an accuracy as text."""
+def cell_text(runs: Sequence[Run], statistic: str) -> str:
+  """Returns mean, deviation and number of seeds of a cell, and what else there is to say of it."""
+  spread = accuracy(runs, statistic)
+  diverged = sum(run.has_diverged for run in runs)
   if spread is None:
-    return 'missing'
-  deviation = '' if math.isnan(spread.deviation) else f' +- {100 * spread.deviation:.2f}'
-  return f'{100 * spread.mean:.2f}{deviation} ({spread.count})'
+    if diverged:
+      return f'diverged ({diverged})'
+    return 'unfinished' if runs else 'missing'
+  deviation = '' if math.isnan(spread.deviation) else f' ± {100 * spread.deviation:.2f}'
+  text = f'{100 * spread.mean:.2f}{deviation} ({spread.count})'
+  return f'{text}, {diverged} of {spread.count + diverged} diverged' if diverged else text
 
 
-def interval(spread):
-  """Returns a difference and its confidence interval as text."""
+def interval_text(spread: Spread | None) -> str:
+  """Returns a difference and its confidence interval."""
   if spread is None:
-    return 'missing'
+    return '-'
   text = f'{100 * spread.mean:+.2f}'
   if not math.isnan(spread.half_width):
-    text += f' [{100 * (spread.mean - spread.half_width):+.2f}, {100 * (spread.mean + spread.half_width):+.2f}]'
+    low, high = (100 * (spread.mean + sign * spread.half_width) for sign in (-1, 1))
+    text += f' [{low:+.2f}, {high:+.2f}]'
   return text
 
 
-def table_rows(experiment, statistic):
-  """Returns the header and the rows of a table, all texts."""
-  header = [
-    'algorithm',
-    'condition',
-    'baseline',
-    'NAR',
-    'NAR - baseline [95 % CI]',
-    'paper: baseline, NAR',
-  ]
+def optimizer_title(name: str) -> str:
+  return catalogue.CLIENT_OPTIMIZERS[name].title
+
+
+def results_table(experiment: grouping.Experiment, statistic: str) -> Table:
+  """Returns the table of an experiment: a row for each algorithm and condition that has a run."""
+  with_sgd = any(run.identity['client_optimizer'] == 'sgd' for run in experiment.runs)
+  optimizers = grouping.OPTIMIZERS if with_sgd else grouping.OPTIMIZERS[:2]
+  numbers = [_published(experiment, *row) for row in experiment.rows]
+  header = ['algorithm', *map(grouping.header, experiment.columns)]
+  header += [*map(optimizer_title, optimizers), f'{_DIFFERENCE} [95 % CI]']
+  header += ['paper: baseline, NAR'] if any(numbers) else []
   rows = []
-  for algorithm in experiment.algorithms:
-    for condition in experiment.conditions:
-      cells = {o: experiment.cell(algorithm, condition, o) for o in ('clip', 'nar')}
-      spreads = {
-        o: results.spread([a for r in runs if (a := r.accuracy(statistic)) is not None])
-        for o, runs in cells.items()
-      }
-      settings = next((runs[0].settings for runs in cells.values() if runs), {})
-      published = presets.published(settings) if settings else None
-      rows.append([
-        catalogue.ALGORITHMS[algorithm].title,
-        experiment.condition_text(condition),
-        percent(spreads['clip']),
-        percent(spreads['nar']),
-        interval(results.paired_difference(cells['clip'], cells['nar'], statistic)),
-        '{:.2f}, {:.2f}'.format(*published) if published else '-',
-      ])  # fmt: skip
-  return header, rows
+  for (algorithm, condition), number in zip(experiment.rows, numbers):
+    cells = {o: experiment.cell(algorithm, condition, o) for o in optimizers}
+    row = [grouping.algorithm_title(algorithm), *map(grouping.text, condition)]
+    row += [cell_text(runs, statistic) for runs in cells.values()]
+    row.append(interval_text(paired_difference(cells['clip'], cells['nar'], statistic)))
+    if any(numbers):
+      row.append('{:.2f}, {:.2f}'.format(*number) if number else '-')
+    rows.append(row)
+  notes = [_explain(statistic), *experiment.notes(), *grouping.notes_on(experiment.runs)]
+  return Table(experiment.title(), notes, header, rows, 1 + len(experiment.columns))
 
 
-def format_table(header, rows, style):
-  """Returns a table as text."""
+def _published(experiment, algorithm, condition):
+  """Returns the paper's numbers for a row, if baseline or NAR ran at its settings."""
+  runs = [run for o in _PAIR for run in experiment.cell(algorithm, condition, o)]
+  return presets.published(runs[0].identity) if runs else None
+
+
+def _explain(statistic):
+  return (
+    f'Test accuracy in % ({statistic}), mean ± standard deviation (number of seeds); the difference '
+    'is paired by seed.'
+  )
+
+
+def select(name: str, variant: str, runs: Iterable[Run]) -> list[Run]:
+  """Returns the runs that are cells of one of the paper's tables."""
+  wanted = {run.key for run in _placeholders(name, variant)}
+  return [run for run in runs if run.key in wanted]
+
+
+def _placeholders(name, variant):
+  """Returns the cells of a table as runs that have not begun."""
+  cells = presets.cells(table=name, variant=variant)
+  return [Run(pathlib.Path(path), settings, [], False) for path, settings in cells.items()]
+
+
+def paper_table(name: str, variant: str, runs: Sequence[Run], statistic: str) -> Table:
+  """Returns one of the paper's tables: a block for each algorithm, two columns for each setting."""
+  layout = grouping.Experiment(_placeholders(name, variant))
+  labels = [column for column in layout.columns if column not in layout.axes]
+  header = ['algorithm', *map(grouping.header, labels), '']
+  settings = {layout.part(condition, layout.axes): None for _, condition in layout.rows}
+  header += [f'{grouping.describe(s)}: {optimizer_title(o)}' for s in settings for o in _PAIR]
+  rows = []
+  for algorithm in layout.algorithms:
+    conditions = [condition for a, condition in layout.rows if a == algorithm]
+    first = [grouping.algorithm_title(algorithm)]
+    first += [grouping.text(value) for _, value in layout.part(conditions[0], labels)]
+    for line, texts in _paper_block(layout, algorithm, conditions, runs, statistic).items():
+      rows.append([*first, line, *texts])
+  notes = [_explain(statistic), *layout.notes(), *grouping.notes_on(runs)]
+  if not any(_PAPER in row for row in rows):
+    notes.append("The paper's numbers are left out: no cell has its local steps, split and decay.")
+  title = f'Table {name}, variant {variant}. {layout.title()}'
+  return Table(title, notes, header, rows, 2 + len(labels), has_blocks=True)
+
+
+def _paper_block(layout, algorithm, conditions, runs, statistic):
+  """Returns the lines of an algorithm: what was measured, the differences, the paper's numbers."""
+  block = {'measured': [], _DIFFERENCE: [], _PAPER: []}
+  for condition in conditions:
+    cells = [layout.cell(algorithm, condition, optimizer)[0] for optimizer in _PAIR]
+    found = [[run for run in runs if run.key == cell.key] for cell in cells]
+    number = presets.published(cells[0].identity)
+    block['measured'] += [cell_text(f, statistic) for f in found]
+    block[_DIFFERENCE] += ['', interval_text(paired_difference(*found, statistic))]
+    block[_PAPER] += [f'{n:.2f}' for n in number] if number else ['-', '-']
+  if set(block[_PAPER]) == {'-'}:
+    del block[_PAPER]
+  return block
+
+
+def format_table(table: Table, style: str) -> str:
+  """Returns a table in one of `STYLES`; as Markdown with its title and notes."""
+  header, rows = table.header, table.rows
   if style == 'csv':
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator='\n').writerows([header, *rows])
-    return buffer.getvalue()
+    return buffer.getvalue().replace('±', '+-')
+  if table.has_blocks:
+    rows = _without_repeated_labels(rows, table.num_labels - 1)
   if style == 'latex':
-
-    def escape(text):
-      return text.replace('%', r'\%').replace('+-', r'$\pm$')
-
-    lines = [' & '.join(map(escape, row)) + r' \\' for row in rows]
-    head = ' & '.join(map(escape, header)) + r' \\'
-    return '\n'.join(
-      [
-        r'\begin{tabular}{' + 'l' * len(header) + '}',
-        r'\toprule',
-        head,
-        r'\midrule',
-        *lines,
-        r'\bottomrule',
-        r'\end{tabular}',
-        '',
-      ]
-    )
+    return _format_latex(header, rows)
   if style == 'markdown':
-    lines = ['| ' + ' | '.join(header) + ' |', '|' + ' --- |' * len(header)]
-    return '\n'.join([*lines, *('| ' + ' | '.join(row) + ' |' for row in rows), '']).replace(
-      '+-', '±'
-    )
-  widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = ['| ' + ' | '.join(row) + ' |' for row in [header, ['---'] * len(header), *rows]]
+    return '\n'.join([f'**{table.title}**', '', *table.notes, '', *lines, ''])
+  return _format_terminal(header, rows, table.num_labels)
+
+
+def _without_repeated_labels(rows, num_labels):
+  found, before = [], [None] * num_labels
+  for row in rows:
+    labels = row[:num_labels]
+    found.append((labels if labels != before else [''] * num_labels) + row[num_labels:])
+    before = labels
+  return found
+
+
+def _format_latex(header, rows):
+  def line(row):
+    texts = (re.sub(r'([%_&#])', r'\\\1', text).replace('±', r'$\pm$') for text in row)
+    return ' & '.join(texts) + r' \\'
+
+  return '\n'.join(
+    [
+      r'\begin{tabular}{' + 'l' * len(header) + '}', r'\toprule', line(header), r'\midrule',
+      *map(line, rows), r'\bottomrule', r'\end{tabular}', '',
+    ]
+  )  # fmt: skip
+
+
+def _format_terminal(header, rows, num_labels):
+  columns = [list(column) for column in zip(header, *rows)]
+  columns[num_labels:] = [[name, *_aligned(texts)] for name, *texts in columns[num_labels:]]
+  widths = [max(map(len, column)) for column in columns]
   lines = [
-    '  '.join(text.ljust(w) for text, w in zip(row, widths)).rstrip() for row in [header, *rows]
+    '  '.join(text.ljust(width) for text, width in zip(row, widths)).rstrip()
+    for row in zip(*columns)
   ]
-  return '\n'.join([lines[0], '-' * len(lines[0]), *lines[1:], '']).replace('+-', '±')
+  return '\n'.join([lines[0], '-' * max(map(len, lines)), *lines[1:], ''])
 
 
-def figures_of(experiment, names, statistic, title=None):
-  """Yields the name and the figure of each figure that the runs have anything for."""
-  title = title or experiment.title()
-  runs = experiment.runs
-  if 'curves' in names:
-    groups = {}
-    for algorithm in experiment.algorithms:
-      for condition in experiment.conditions:
-        lines = {o: experiment.cell(algorithm, condition, o) for o in ('clip', 'nar', 'sgd')}
-        lines = {o: found for o, found in lines.items() if found}
-        if lines:
-          groups[algorithm, experiment.condition_text(condition)] = lines
-    yield 'curves', plots.plot_curves(groups, title)
-  decays = {run.settings['weight_decay'] for run in runs}
-  if len(decays) > 1:
-    by_decay = collections.defaultdict(
-      lambda: collections.defaultdict(lambda: collections.defaultdict(list))
-    )
-    by_algorithm = collections.defaultdict(lambda: collections.defaultdict(list))
-    for run in runs:
-      s = run.settings
-      setting = ', '.join(
-        f'{_DIMENSIONS[d]} {s[d]:g}' for d in ('alpha', 'local_steps') if s.get(d) is not None
-      )
-      by_decay[setting][s['algorithm'], s['client_optimizer']][s['weight_decay']].append(run)
-      by_algorithm[s['algorithm']][s['weight_decay'], s['client_optimizer']].append(run)
-    if 'weight_decay' in names:
-      yield 'weight_decay', plots.plot_weight_decay(by_decay, title, statistic)
-    if 'robustness' in names:
-      yield 'robustness', plots.plot_robustness(by_algorithm, title)
-  if 'clipping' in names:
-    by_condition = collections.defaultdict(lambda: collections.defaultdict(list))
-    for run in runs:
-      condition = experiment.condition_text(experiment.condition(run))
-      by_condition[condition][run.settings['algorithm'], run.settings['client_optimizer']].append(
-        run
-      )
-    yield 'clipping', plots.plot_clipping(by_condition, title)
+def _aligned(texts):
+  """Returns the texts of a column with the parts of its numbers under each other."""
+  # A number, perhaps its deviation, perhaps the rest: '52.00 ± 2.00 (3)', '+5.00 [+2.52, +7.48]'.
+  found = [re.fullmatch(r'([+-]?\d+\.\d+)(?: ± (\d+\.\d+))?(?: (.*))?', text) for text in texts]
+  parts = [match.groups(default='') for match in found if match]
+  if not parts:
+    return texts
+  mean, deviation, _ = (max(map(len, group)) for group in zip(*parts))
+  lines = []
+  for text, match in zip(texts, found):
+    if match:
+      m, d, rest = match.groups(default='')
+      text = m.rjust(mean)
+      if d or (deviation and rest.startswith('(')):
+        text += f' ± {d.rjust(deviation)}' if d else ' ' * (3 + deviation)
+      text = f'{text} {rest}'.rstrip()
+    lines.append(text)
+  return lines

@@ -1,0 +1,197 @@
+"""Figures of runs that were written by hand: what is drawn, and that a person can read it."""
+
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib import transforms
+from matplotlib.backends import backend_agg
+from matplotlib.text import Text
+from PIL import Image
+
+from experiments.definition import catalogue
+from experiments.reading import drawing, figures, grouping, runs
+from tests.experiments.run_files import write_run
+
+DECAYS = (0.0001, 0.001, 0.01, 0.05, 0.1)
+
+
+def plot(folder, name, title='A title'):
+  (experiment,) = grouping.split_into_experiments(runs.find_runs([folder])[0])
+  return figures.FIGURES[name](experiment, title, 'final')
+
+
+def lines_of(page):
+  """Returns the last value of each line with a label, by the panel's title and the label."""
+  return {
+    (axes.get_title(), line.get_label()): pytest.approx(line.get_ydata()[-1])
+    for axes in page.axes
+    for line in axes.get_lines()
+    if not line.get_label().startswith('_')
+  }
+
+
+def overlapping_texts(page):
+  """Returns the pairs of visible texts of a page that lie over each other, and texts outside of it."""
+  renderer = backend_agg.FigureCanvasAgg(page).get_renderer()
+  page.draw_without_rendering()
+  ticks = [a.xaxis.get_ticklabels() + a.yaxis.get_ticklabels() for a in page.axes]
+  ticks = set(itertools.chain(*ticks))  # Below: those outside of the axes are not drawn.
+  found = [
+    (text.get_text(), text.get_window_extent(renderer))
+    for text in page.findobj(Text)
+    if text.get_text().strip() and text.get_visible() and text not in ticks
+  ]
+  for axes in page.axes:
+    for axis, low, high in ((axes.xaxis, *axes.get_xlim()), (axes.yaxis, *axes.get_ylim())):
+      for tick in axis.get_major_ticks():
+        if low <= tick.get_loc() <= high and tick.label1.get_visible() and tick.label1.get_text():
+          found.append((tick.label1.get_text(), tick.label1.get_window_extent(renderer)))
+  inside = page.bbox.padded(1)
+  outside = [t for t, box in found if not all(inside.contains(*corner) for corner in box.corners())]
+  pairs = [
+    (a[0], b[0])
+    for a, b in itertools.combinations(found, 2)
+    if transforms.Bbox.intersection(a[1].padded(-1), b[1].padded(-1)) is not None
+  ]
+  return pairs + outside
+
+
+def write_grid(folder, algorithms, alphas, decays, optimizers=('clip', 'nar'), seeds=(0,), **more):
+  """Writes a grid of runs of ten rounds, each with an accuracy of its own."""
+  cells = itertools.product(algorithms, alphas, decays, optimizers, seeds)
+  for number, (algorithm, alpha, decay, optimizer, seed) in enumerate(cells):
+    write_run(
+      folder, list(np.linspace(0.1, 0.2 + number / 1000, 10)), algorithm=algorithm, alpha=alpha, weight_decay=decay,
+      client_optimizer=optimizer, seed=seed, **more,
+    )  # fmt: skip
+
+
+def test_a_band_says_what_it_is(tmp_path):
+  for seed, accuracy in enumerate((0.1, 0.2, 0.3)):
+    write_run(tmp_path, [accuracy], seed=seed)
+  write_run(tmp_path, [0.4], client_optimizer='clip')
+  (page,) = plot(tmp_path, 'curves')
+  (legend,) = page.legends
+  assert legend.get_title().get_text().replace('\u00a0', ' ') == (
+    'line: mean over 1 to 3 seeds; band: ± one standard deviation'
+  )
+  assert lines_of(page) == {('FedAvg', 'NAR'): 20.0, ('FedAvg', 'baseline'): 40.0}
+  band = page.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+  assert band.min() == pytest.approx(10) and band.max() == pytest.approx(30)
+
+
+def test_robustness_pools_no_alphas(tmp_path):
+  for alpha, decay in itertools.product((0.3, 1.0, 10.0), (0.01, 0.1)):
+    write_run(tmp_path, [alpha / 100 + decay], alpha=alpha, weight_decay=decay)
+  (page,) = plot(tmp_path, 'robustness')
+  found = {
+    (title.replace('\u00a0', ' '), label): value for (title, label), value in lines_of(page).items()
+  }
+  assert found == {
+    (f'FedAvg, alpha {alpha:g}', f'NAR, WD {decay:g}'): alpha + 100 * decay
+    for alpha, decay in itertools.product((0.3, 1.0, 10.0), (0.01, 0.1))
+  }
+
+
+def test_weight_decay_panels_are_apart_by_every_setting_that_varies(tmp_path):
+  for steps, rate, decay in itertools.product((5, 20), (0.1, 0.2), (0.01, 0.1)):
+    write_run(tmp_path, [0.5], local_steps=steps, learning_rate=rate, weight_decay=decay)
+  (page,) = plot(tmp_path, 'weight_decay')
+  assert {axes.get_title().replace('\u00a0', ' ') for axes in page.axes} == {
+    f'lr {rate}, {steps} steps' for steps in (5, 20) for rate in (0.1, 0.2)
+  }
+
+
+def test_what_only_differs_between_algorithms_is_in_the_label(tmp_path):
+  write_run(tmp_path, [0.1] * 2, weight_decay=0.05)
+  write_run(tmp_path, [0.2] * 3, weight_decay=0.01, algorithm='fed_adam')
+  (page,) = plot(tmp_path, 'clipping')
+  assert {label for _, label in lines_of(page)} == {
+    'FedAvg NAR, WD 0.05, 2 rounds',
+    'FedAdam NAR, WD 0.01, 3 rounds',
+  }
+
+
+def test_sgd_is_drawn_beside_the_others_but_never_as_clipping(tmp_path):
+  for optimizer in ('clip', 'nar'):
+    write_run(tmp_path, [0.5], client_optimizer=optimizer)
+  write_run(tmp_path, [0.4], client_optimizer='sgd', max_norm=None)
+  (page,) = plot(tmp_path, 'curves')
+  assert {label for _, label in lines_of(page)} == {'baseline', 'NAR', 'SGD, nothing clipped'}
+  (page,) = plot(tmp_path, 'clipping')
+  assert {label for _, label in lines_of(page)} == {'FedAvg baseline', 'FedAvg NAR'}
+
+
+def test_a_run_that_diverged_is_no_part_of_a_mean(tmp_path):
+  write_run(tmp_path, [0.5, 0.6, 0.7])
+  write_run(tmp_path, [0.1, 0.1], seed=1, total_rounds=3, diverged=True)
+  (page,) = plot(tmp_path, 'curves')
+  assert lines_of(page) == {('FedAvg', 'NAR'): 70.0}
+  assert '×: a run that diverged' in page.legends[0].get_title().get_text().replace('\u00a0', ' ')
+  assert len(page.axes[0].get_lines()) == 3  # The mean, the run, and the cross at its end.
+  for name in figures.FIGURES:
+    for page in plot(tmp_path, name):
+      assert not overlapping_texts(page)
+
+
+def test_rounds_without_a_metric_are_left_out(tmp_path):
+  path = write_run(tmp_path, [0.5, 0.6])
+  (path / 'metrics.csv').write_text(
+    'round_num,test_accuracy,test_loss,train_loss,clipped_steps,total_steps,mean_clipped_norm\n'
+    '1,0.5,1.0,,0,200,0.0\n2,0.6,1.0,2.0,,200,\n3,,,nan,5,,7.0\n'
+  )
+  run = runs.read_run(path)
+  assert run.series('train_loss')[0] == [2, 3]
+  assert run.series('mean_clipped_norm') == ([3], [7.0])  # The mean over no steps is no zero.
+  figures.plot_run(run, tmp_path / 'curves.png')
+  assert Image.open(tmp_path / 'curves.png').size[0] > 1000
+  assert plot(tmp_path, 'clipping') and plot(tmp_path, 'curves')
+
+
+def test_an_algorithm_has_one_colour_and_no_two_share_one():
+  styles = {
+    a: {drawing.algorithm_style(a, o)['color'] for o in catalogue.CLIENT_OPTIMIZERS}
+    for a in catalogue.ALGORITHMS
+  }
+  assert all(len(colors) == 1 for colors in styles.values())
+  assert len(set().union(*styles.values())) == len(styles)
+  lines = {
+    (s['color'], s['linestyle'])
+    for o in catalogue.CLIENT_OPTIMIZERS
+    for s in (drawing.optimizer_style(o, shade, 7) for shade in range(7))
+  }
+  assert len(lines) == 7 * len(catalogue.CLIENT_OPTIMIZERS)
+
+
+def test_a_large_grid_is_split_over_pages(tmp_path):
+  write_grid(tmp_path, list(catalogue.ALGORITHMS)[:5], (0.3, 1.0, 10.0), DECAYS[:1], ('nar',))
+  pages = plot(tmp_path, 'curves')
+  assert sum(len(page.axes) for page in pages) == 15 and len(pages) == 2
+  written = drawing.save(pages, tmp_path / 'out' / 'curves')
+  assert [p.name for p in written] == ['curves.png', 'curves_page2.png', 'curves.pdf']
+  for path in written[:-1]:
+    assert max(Image.open(path).size) <= 1800
+
+
+@pytest.mark.parametrize('name', figures.FIGURES)
+def test_no_text_lies_over_another(tmp_path, name):
+  # The worst case: long titles, all algorithms, an axis of five decays, a legend of many lines.
+  write_grid(
+    tmp_path, ['fed_avg', 'fed_adam', 'scaffold'], (0.3, 10.0), DECAYS, seeds=(0, 1),
+    augmentation='per_batch', first_round_decays=True,
+  )  # fmt: skip
+  pages = plot(tmp_path, name, title='Reduced setting: ' + ', '.join(['a long title'] * 15))
+  for page in pages[:1]:
+    assert not overlapping_texts(page)
+    assert not any(axes.get_legend() for axes in page.axes)
+    box = page.legends[0].get_window_extent()
+    for axes in page.axes:
+      assert not box.overlaps(axes.get_tightbbox()) and axes.get_title() != 'all'
+
+
+def test_rounds_are_whole_numbers(tmp_path):
+  write_run(tmp_path, [0.1, 0.2, 0.3])
+  (page,) = plot(tmp_path, 'curves')
+  ticks = page.axes[0].get_xticks()
+  np.testing.assert_array_equal(ticks, np.round(ticks))
