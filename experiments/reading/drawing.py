@@ -136,12 +136,18 @@ def draw_pages(
   return figures
 
 
+def new_page(width: float, height: float) -> figure.Figure:
+  """Returns an empty figure of some inches, which arranges what is drawn into it."""
+  # A figure of its own, not pyplot's: no global state, no screen needed.
+  page = figure.Figure(figsize=(width, height), layout='constrained')
+  page.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
+  return page
+
+
 def _draw_page(rows, columns, title, explanation):
   width = _WIDTHS[columns]
-  # Figures of their own, not pyplot: no global state, no screen needed.
-  page = figure.Figure(figsize=(width, _ROW_HEIGHT * len(rows) + 1.1), layout='constrained')
+  page = new_page(width, _ROW_HEIGHT * len(rows) + 1.1)
   axes = page.subplots(len(rows), columns, squeeze=False, sharey='row')
-  page.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
   page.suptitle(_wrap(title, 13 * width), fontsize=10)
   handles = {}
   for row, row_axes in zip(rows, axes):

@@ -8,7 +8,7 @@ import collections
 import pathlib
 
 import numpy as np
-from matplotlib import figure, ticker
+from matplotlib import ticker
 
 from experiments.reading import drawing, grouping, runs, tables
 
@@ -17,7 +17,7 @@ _ACCURACY = 'test accuracy (%)'
 
 def plot_run(run: runs.Run, path: pathlib.Path) -> None:
   """Plots one run: test accuracy, losses, and the share of steps that were clipped."""
-  page = figure.Figure(figsize=(10, 3.2), layout='constrained')
+  page = drawing.new_page(10, 3.2)
   axes = page.subplots(1, 3)
   page.suptitle(run.settings.get('title') or run.path.name, fontsize=10)
   rounds, values = run.series('test_accuracy')
