@@ -1,5 +1,6 @@
 """What all binaries share: help without side effects, and one line for what a user can mend."""
 
+import os
 import signal
 import sys
 import traceback
@@ -46,13 +47,18 @@ def run(
     try:
       if len(argv) > 1:
         raise UsageError(f'{argv[1]!r} is not a flag; all arguments are --name=value.')
-      sys.exit(main())
+      status = main()
+      sys.stdout.flush()
+      sys.exit(status)
     except UsageError as e:
       if _DEBUG.value:
         traceback.print_exc()
       fail(e, 2)
     except KeyboardInterrupt:
       fail(interrupted, 130)
+    except BrokenPipeError:  # As in `report | head`: nobody reads on.
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      sys.exit(128 + signal.SIGPIPE)
 
   if any(argument in _HELP for argument in sys.argv[1:]):
     if help_text is None:

@@ -10,6 +10,7 @@ with a 95 % confidence interval, and the paper's two numbers where the settings 
 --table, the table has the paper's layout, and only its cells.
 """
 
+import os
 import pathlib
 import sys
 
@@ -82,7 +83,6 @@ def make_tables(found):
     for number, experiment in enumerate(grouping.split_into_experiments(found), 1):
       yield str(number), tables.results_table(experiment, statistic), experiment
     return
-  grouping.check_no_duplicates(found)
   variants = [_VARIANT.value] if _VARIANT.value else presets.VARIANTS
   chosen = {v: tables.select(_TABLE.value, v, found) for v in variants}
   if not any(chosen.values()):
@@ -92,6 +92,7 @@ def make_tables(found):
     )
   for variant, cells in chosen.items():
     if cells:
+      grouping.check_no_duplicates(cells)
       table = tables.paper_table(_TABLE.value, variant, cells, statistic)
       yield f'_{_TABLE.value}_{variant}', table, grouping.Experiment(cells)
 
@@ -115,11 +116,29 @@ def write(name, table, experiment):
       elif flags.FLAGS['figures'].present:
         print(f'report: no runs for the figure {figure} in: {table.title}.', file=sys.stderr)
   if 'partition' in _FIGURES.value:
-    from experiments.running import building  # Only here: it imports TensorFlow.
-
-    written.append(folder / f'partition{name}.png')
-    building.draw_partition(experiment.runs[0].path, written[-1])
+    written += draw_partitions(experiment, folder / f'partition{name}')
   print('written: ' + ', '.join(map(str, written)) + '\n')
+
+
+def draw_partitions(experiment, stem):
+  """Draws each kind of split once, by the data and the seed of the first run that has it."""
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  import fednar_tff
+  from experiments.running import building  # Only here: both import TensorFlow.
+
+  names = ('num_clients', 'partition', 'alpha')
+  by_split = {}
+  for run in experiment.runs:
+    by_split.setdefault(tuple(run.identity.get(name) for name in names), run)
+  written = []
+  for number, run in enumerate(by_split.values(), 1):
+    suffix = '' if number == 1 else f'_page{number}'
+    written.append(stem.with_name(f'{stem.name}{suffix}.png'))
+    try:
+      building.draw_partition(run.path, written[-1])
+    except (KeyError, ValueError, fednar_tff.tasks.DataError) as e:
+      raise settings_lib.UsageError(f'--figures=partition: no picture for {run.path}: {e}') from e
+  return written
 
 
 def main():
@@ -129,7 +148,7 @@ def main():
     if num_damaged:
       table.notes.append(f'Left out because they cannot be read: {num_damaged}.')
     if _FORMAT.value != 'markdown':  # Which has them in itself.
-      print(f'{table.title}\n{" ".join(table.notes)}\n')
+      print('\n'.join([table.title, *table.notes, '']))
     print(tables.format_table(table, _FORMAT.value))
     if _OUTPUT_DIR.value is not None:
       try:

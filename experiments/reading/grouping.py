@@ -119,10 +119,11 @@ class Experiment:
       if name in run.identity or not owners:
         by_algorithm[run.identity['algorithm']].add(run.identity.get(name))
     values = set().union(*by_algorithm.values())
+    has_everyone = 'algorithm' not in owners or len(by_algorithm) == len(self.algorithms)
     if any(len(found) > 1 for found in by_algorithm.values()):
       self.columns.append(name)
       self.axes.append(name)
-    elif len(values) == 1:
+    elif len(values) == 1 and has_everyone:
       self.constants[name] = values.pop()
     elif 'algorithm' in owners:
       for run in self.runs:

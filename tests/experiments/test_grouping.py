@@ -101,14 +101,23 @@ def test_sgd_stands_beside_runs_with_a_bound(tmp_path):
   ]
 
 
+def test_an_algorithm_that_ran_with_sgd_alone_has_no_bound_either(tmp_path):
+  write_run(tmp_path, [0.1])
+  write_run(tmp_path, [0.2], algorithm='scaffold', client_optimizer='sgd', max_norm=None)
+  (experiment,) = grouping.split_into_experiments(read(tmp_path))
+  assert experiment.columns == [] and 'A = 1' in experiment.title()
+
+
 def test_a_setting_of_one_algorithm_splits_nothing(tmp_path):
   write_run(tmp_path, [0.1])
   write_run(tmp_path, [0.2], algorithm='fed_prox', proximal_strength=0.5)
   write_run(tmp_path, [0.3], algorithm='fed_adam', server_learning_rate=0.02)
   (experiment,) = grouping.split_into_experiments(read(tmp_path))
   assert experiment.columns == []
-  assert 'proximal strength 0.5' in experiment.title()
-  assert 'FedAdam: server learning rate 0.02.' in experiment.notes()
+  assert experiment.notes() == [
+    'FedProx: proximal strength 0.5.',
+    'FedAdam: server learning rate 0.02.',
+  ]
 
 
 def test_what_differs_between_algorithms_is_a_column_and_not_the_title(tmp_path):

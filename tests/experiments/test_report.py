@@ -3,6 +3,8 @@
 import csv
 import io
 import shutil
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -10,7 +12,7 @@ from PIL import Image
 from experiments.definition import presets
 from experiments.reading import grouping, runs, tables
 from tests.experiments.run_files import SETTINGS, write_run
-from tests.experiments.test_settings import call
+from tests.experiments.test_settings import ROOT, call
 
 FIGURES = ('curves', 'weight_decay', 'robustness', 'clipping')
 
@@ -337,6 +339,13 @@ def test_a_figure_that_was_asked_for_and_has_no_runs_is_said(tmp_path):
   result = report('--figures=weight_decay', '--output_dir=report', cwd=tmp_path)
   assert result.returncode == 0
   assert result.stderr.startswith('report: no runs for the figure weight_decay in: ')
+
+
+def test_a_reader_who_leaves_early_meets_no_traceback(tmp_path):
+  write_run(tmp_path / 'runs', [0.5])
+  command = f'{sys.executable} -m experiments.report --runs={tmp_path / "runs"} | true'
+  result = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+  assert not result.stderr
 
 
 def test_help_reads_nothing(tmp_path):
