@@ -21,7 +21,6 @@ from experiments.definition import presets
 from experiments.definition import settings as settings_lib
 from experiments.reading import grouping, runs, tables
 
-_FIGURE_NAMES = ('curves', 'weight_decay', 'robustness', 'clipping')
 _RUNS = flags.DEFINE_list(
   'runs', ['runs'], 'Folders in which run directories are looked for, at any depth.'
 )
@@ -37,7 +36,7 @@ _STATISTIC = flags.DEFINE_enum(
 )  # fmt: skip
 _FORMAT = flags.DEFINE_enum('format', 'terminal', list(tables.STYLES), 'How the table is printed.')
 _FIGURES = flags.DEFINE_list(
-  'figures', list(_FIGURE_NAMES), 'Which figures are made; also: partition.'
+  'figures', list(presets.FIGURES), 'Which figures are made; also: partition.'
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Where tables and figures are written; without it, the table is only printed.'
@@ -52,9 +51,9 @@ def check_flags():
     if not pathlib.Path(folder).is_dir():
       raise settings_lib.UsageError(f'--runs={folder} is no folder.')
   for name in _FIGURES.value:
-    if name not in (*_FIGURE_NAMES, 'partition'):
+    if name not in (*presets.FIGURES, 'partition'):
       raise settings_lib.UsageError(
-        f'--figures={name} is unknown; allowed are {", ".join(_FIGURE_NAMES)} and partition.'
+        f'--figures={name} is unknown; allowed are {", ".join(presets.FIGURES)} and partition.'
       )
   if flags.FLAGS['figures'].present and _OUTPUT_DIR.value is None:
     raise settings_lib.UsageError('--figures needs --output_dir, the folder that they go to.')

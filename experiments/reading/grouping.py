@@ -161,11 +161,11 @@ class Experiment:
     return tuple(item for item in zip(self.columns, condition) if item[0] in names)
 
   def cells(self) -> Iterator[tuple[str, tuple, str, list[Run]]]:
-    """Yields algorithm, condition, optimizer and runs of each cell that has any."""
+    """Yields algorithm, condition, optimizer and runs of each cell that has any to show."""
     for algorithm, condition in self.rows:
       for optimizer in OPTIMIZERS:
         runs = self.cell(algorithm, condition, optimizer)
-        if runs:
+        if any(run.is_finished or run.has_diverged for run in runs):
           yield algorithm, condition, optimizer, runs
 
   def title(self) -> str:

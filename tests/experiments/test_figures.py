@@ -9,7 +9,7 @@ from matplotlib.backends import backend_agg
 from matplotlib.text import Text
 from PIL import Image
 
-from experiments.definition import catalogue
+from experiments.definition import catalogue, presets
 from experiments.reading import drawing, figures, grouping, runs
 from tests.experiments.run_files import write_run
 
@@ -147,6 +147,15 @@ def test_rounds_without_a_metric_are_left_out(tmp_path):
   figures.plot_run(run, tmp_path / 'curves.png')
   assert Image.open(tmp_path / 'curves.png').size[0] > 1000
   assert plot(tmp_path, 'clipping') and plot(tmp_path, 'curves')
+
+
+def test_runs_that_are_not_finished_make_no_figure(tmp_path):
+  write_run(tmp_path, [0.5], total_rounds=2)
+  assert [plot(tmp_path, name) for name in figures.FIGURES] == [[], [], [], []]
+
+
+def test_every_figure_of_the_paper_can_be_drawn():
+  assert set(figures.FIGURES) == set(presets.FIGURES)
 
 
 def test_an_algorithm_has_one_colour_and_no_two_share_one():

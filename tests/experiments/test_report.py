@@ -14,8 +14,6 @@ from experiments.reading import grouping, runs, tables
 from tests.experiments.run_files import SETTINGS, write_run
 from tests.experiments.test_settings import ROOT, call
 
-FIGURES = ('curves', 'weight_decay', 'robustness', 'clipping')
-
 
 def experiments_in(folder):
   return grouping.split_into_experiments(runs.find_runs([folder])[0])
@@ -279,7 +277,7 @@ def test_the_binary_writes_tables_and_figures(folder, tmp_path):
   assert line.startswith(f'report: left out: {damaged / "config.json"} cannot be read')
   written = {p.name for p in (tmp_path / 'report').iterdir()}
   assert written == {'table1.md', 'table1.tex', 'table1.csv'} | {
-    f'{name}1.{suffix}' for name in FIGURES for suffix in ('png', 'pdf')
+    f'{name}1.{suffix}' for name in presets.FIGURES for suffix in ('png', 'pdf')
   }
   for path in (tmp_path / 'report').glob('*.png'):
     assert 500 < Image.open(path).size[0] <= 1500
@@ -300,7 +298,7 @@ def test_the_binary_prints_a_table_by_name(tmp_path):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (['--figures=typo'], '--figures=typo is unknown; allowed are curves, weight_decay, robustness, clipping and partition.'),
+    (['--figures=typo'], '--figures=typo is unknown; allowed are weight_decay, robustness, clipping, curves and partition.'),
     (['--table=typo'], 'flag --table=typo: value should be one of <cifar10|shakespeare>'),
     (['--table=cifar10', '--variant=typo'], 'flag --variant=typo: value should be one of <paper|reference|cpu>'),
     (['--variant=cpu'], '--variant=cpu means nothing without --table; it takes cifar10, shakespeare.'),
