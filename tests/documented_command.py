@@ -6,6 +6,7 @@ A block is run by bash as it is written. What would take hours, a second machine
   done as it is written.
 - `experiments.sweep` lists the commands of the sweep as written (every name must be known, every flag must exist), and then
   runs one small cell into the same folder, so that the report that follows has something to read.
+- `experiments.report --table` must know the table, in which that small cell has no place; then it reports what is there.
 - `fednar_tff.runtime.worker` starts in the background on an unused port, twice for "on host1, and on host2"; the test stops both.
 - `jupyter execute` runs a notebook of one cell in place of the one that is named, which has to exist.
 - `make` checks the recipe without running it; `pip` checks what it is asked for against what is installed.
@@ -58,6 +59,16 @@ def _sweep(*arguments):
   )
 
 
+def _report(*arguments):
+  rest = [a for a in arguments if not a.startswith(('--table=', '--variant='))]
+  if rest != list(arguments):
+    command = [sys.executable, '-m', 'experiments.report', *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if f'is a cell of table {_flag(arguments, "table")} in variant' not in found.stderr:
+      sys.exit(found.stderr)
+  return _module('experiments.report', *rest)
+
+
 def _worker(*arguments):
   int(_flag(arguments, 'port'))
   with open(_WORKERS, 'a') as started:
@@ -86,6 +97,7 @@ def _python(dash_m, module, *arguments):
   small = {
     'experiments.train': _train,
     'experiments.sweep': _sweep,
+    'experiments.report': _report,
     'fednar_tff.runtime.worker': _worker,
   }
   small.get(module, lambda *rest: _module(module, *rest))(*arguments)
