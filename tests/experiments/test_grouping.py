@@ -54,7 +54,7 @@ def test_runs_that_differ_in_one_setting_never_share_a_cell(tmp_path):
   varied = set()
   for number, base in enumerate(BASES):
     folder = tmp_path / str(number)
-    base = {**dict.fromkeys(SETTINGS), **base, 'total_rounds': 1}
+    base = {**dict.fromkeys(SETTINGS), **identity.resolve({**base, 'total_rounds': 1})}
     seeds = {
       write_run(folder, [0.5], **{**base, **seed}).name
       for seed in ({'seed': 0}, {'seed': 1}, {'seed': 0, 'model_seed': 3})
@@ -211,3 +211,10 @@ def test_reading_imports_neither_running_nor_tensorflow():
     [sys.executable, '-c', program], capture_output=True, text=True, check=True
   )
   assert result.stdout.strip() == '[]'
+
+
+def test_an_older_run_did_what_was_done_then(tmp_path):
+  path = write_run(tmp_path, [0.5])  # Its settings have no padding.
+  assert identity.identity(runs.read_run(path).settings)['padding'] == 'black'
+  path = write_run(tmp_path, [0.5], task='digits', model=None)
+  assert 'padding' not in identity.identity(runs.read_run(path).settings)
