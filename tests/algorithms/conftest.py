@@ -108,25 +108,60 @@ def reference():
   return module
 
 
+def _take_round(process, state, client_states, clients, data):
+  """Runs one round of any process; the states of its clients, if they have any, are put into `client_states`."""
+  if not isinstance(process, algorithms.ScaffoldProcess):
+    return process.next(state, data)
+  states = [client_states.get(i, process.initial_client_state()) for i in clients]
+  state, states, metrics = process.next(state, states, data)
+  client_states.update(zip(clients, states))
+  return state, metrics
+
+
 @pytest.fixture(scope='session')
 def run_rounds():
   """Runs any process; returns its last state, the clients' states and each round's metrics."""
 
   def run(process, participants, datasets_fn, state=None):
     state = process.initialize() if state is None else state
-    is_scaffold = isinstance(process, algorithms.ScaffoldProcess)
-    client_states = collections.defaultdict(
-      process.initial_client_state if is_scaffold else lambda: None
-    )
-    history = []
+    client_states, history = {}, []
     for clients in participants:
-      if is_scaffold:
-        states = [client_states[i] for i in clients]
-        state, states, metrics = process.next(state, states, datasets_fn(clients))
-        client_states.update(zip(clients, states))
-      else:
-        state, metrics = process.next(state, datasets_fn(clients))
+      state, metrics = _take_round(process, state, client_states, clients, datasets_fn(clients))
       history.append(metrics)
     return state, client_states, history
+
+  return run
+
+
+@pytest.fixture(scope='session')
+def run_beside_numpy():
+  """Runs a process and a NumPy reference side by side, and compares all that they have after each round."""
+
+  def run(process, server, participants, datasets_fn, numpy_round, tolerance):
+    """`numpy_round(t, clients, data)` runs the reference; returns its metrics of all rounds."""
+    state, client_states, history = process.initialize(), {}, []
+    for t, clients in enumerate(participants):
+      data = datasets_fn(t, clients)
+      state, metrics = _take_round(process, state, client_states, clients, data)
+      numpy_round(t, clients, data)
+      pairs = [
+        *zip(state.global_model_weights.trainable, server.weights),
+        *zip(process.get_model_weights(state).trainable, server.evaluated),
+      ]
+      if client_states:
+        pairs += zip(state.control, server.c)
+        for i, client_state in client_states.items():
+          pairs += zip(client_state, server.c_i[i])
+      for actual, expected in pairs:
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+      work = metrics['client_work']
+      measured = {**work, **work['train'], **metrics['finalizer']}
+      for key, expected in server.metrics.items():
+        np.testing.assert_allclose(measured[key], expected, rtol=1e-4, err_msg=key)
+      assert measured['num_non_finite_clients'] == 0
+      history.append(server.metrics)
+    # Both sides of the bound are reached, or the comparison would say little.
+    assert 0 < sum(m['clipped_steps'] for m in history) < sum(m['total_steps'] for m in history)
+    return history
 
   return run
