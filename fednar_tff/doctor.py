@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from fednar_tff import command_line
+from fednar_tff import argument_parser
 from fednar_tff.tasks import sources
 
 _PACKAGES = (
@@ -171,7 +171,7 @@ def diagnose(devices: list[str], works: dict[str, bool]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
   """Prints the report; the exit status is 0 if every runtime works."""
-  parser = command_line.Parser(prog='python -m fednar_tff.doctor', description=__doc__)
+  parser = argument_parser.Parser(prog='python -m fednar_tff.doctor', description=__doc__)
   parser.add_argument(
     '--data_dir', help='where to look for data sets, instead of in the default folders'
   )

@@ -2,13 +2,13 @@
 
 import sys
 
-from fednar_tff import command_line
+from fednar_tff import argument_parser
 from fednar_tff.tasks import sources
 
 
 def main(arguments: list[str] | None = None) -> int:
   """Fetches and checks the data sets that are named; those that are there already are only checked."""
-  parser = command_line.Parser(prog='python -m fednar_tff.fetch', description=__doc__)
+  parser = argument_parser.Parser(prog='python -m fednar_tff.fetch', description=__doc__)
   parser.add_argument(
     'names',
     nargs='+',

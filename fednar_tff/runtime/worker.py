@@ -9,7 +9,7 @@ import argparse
 import signal
 import sys
 
-from fednar_tff import command_line
+from fednar_tff import argument_parser
 from fednar_tff.runtime import worker_process
 
 _SECONDS_TO_START = 60.0
@@ -17,7 +17,7 @@ _SECONDS_TO_START = 60.0
 
 def main(arguments: list[str] | None = None) -> int:
   """Runs a worker until it is told to stop (Ctrl-C or SIGTERM)."""
-  parser = command_line.Parser(
+  parser = argument_parser.Parser(
     prog='python -m fednar_tff.runtime.worker',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
