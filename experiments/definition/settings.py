@@ -76,7 +76,7 @@ SETTINGS = (
   Setting('pooling', ('global', 'top_left'), 'task', "The last pooling of resnet18: over the whole map, or the released code's 3x3 window."),
   Setting('crop_windows', bool, 'task', 'Whether each role is cropped to 2,000 and 400 windows.'),
   Setting('text', ('tff', 'leaf'), 'task', "Line breaks as in TFF's text, or spaces in their place (the released code)."),
-  Setting('prediction', ('last', 'every'), 'task', 'What is trained: the character after the last position (the paper), or after every one, which learns far faster.'),
+  Setting('prediction', ('last', 'every'), 'task', 'What is trained: the character after the last position (the paper), or after every one, which are 80 targets a window instead of 1.'),
   Setting('initialization', ('released', 'uniform'), 'task', 'How the transformer starts: as in the released code, or uniform.'),
   Setting('identical_layers', bool, 'task', 'Whether all layers of the transformer start alike, as in the released code.'),
   Setting('dropout', float, 'task', 'The share of activations that training drops.', range='fraction'),
