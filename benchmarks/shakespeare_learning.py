@@ -118,7 +118,7 @@ def train_centrally(task):
   data = task.datasets.train_data.create_tf_dataset_from_all_clients(seed=0)
   data = data.batch(10**7).get_single_element()
   # As variables, so that the step need not hand them around.
-  specs = [tf.TensorSpec(v.shape, v.dtype) for v in weights.trainable]
+  specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in weights.trainable)
   state = tf.nest.map_structure(tf.Variable, optimizer.initialize(specs))
 
   @tf.function

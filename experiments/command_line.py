@@ -57,16 +57,25 @@ def run(
       fail(e, e.status)
     except KeyboardInterrupt:
       fail(interrupted, 130)
-    except BrokenPipeError:  # As in `report | head`: nobody reads on.
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-      sys.exit(128 + signal.SIGPIPE)
+    except BrokenPipeError:
+      _end_unread()
 
   if any(argument in _HELP for argument in sys.argv[1:]):
-    if help_text is None:
-      app.usage(shorthelp=True, writeto_stdout=True)
-    else:
-      print(help_text())
+    try:
+      if help_text is None:
+        app.usage(shorthelp=True, writeto_stdout=True)
+      else:
+        print(help_text())
+      sys.stdout.flush()
+    except BrokenPipeError:
+      _end_unread()
     sys.exit(0)
   logging.set_verbosity(logging.WARNING)
   signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
   app.run(call, flags_parser=parse)
+
+
+def _end_unread():
+  """Ends the process as a command does whose output nobody reads on, as in `report | head`."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  sys.exit(128 + signal.SIGPIPE)

@@ -9,4 +9,5 @@ class Parser(argparse.ArgumentParser):
 
   def error(self, message: str) -> NoReturn:
     """Ends the program."""
-    self.exit(2, f'{self.prog}: {message}; --help lists what it takes.\n')
+    reason = message.rstrip('.')
+    self.exit(2, f'{self.prog}: {reason}; --help lists what it takes.\n')

@@ -3,6 +3,8 @@
 import csv
 import json
 
+from experiments.definition import identity
+
 METRICS = (
   'round_num', 'test_accuracy', 'test_loss', 'train_loss', 'clipped_steps', 'total_steps', 'mean_clipped_norm',
 )  # fmt: skip
@@ -23,7 +25,9 @@ def write_run(folder, accuracies, *, diverged=False, **settings):
     **settings: What differs from `SETTINGS`; None leaves a setting out.
   """
   settings = {**SETTINGS, 'total_rounds': len(accuracies), **settings}
-  settings = {name: value for name, value in settings.items() if value is not None}
+  left_out = {name for name, value in settings.items() if value is None}
+  # As `train` writes them: what a file does not say is what was done before there was a setting for it.
+  settings = {n: v for n, v in identity.resolve(settings).items() if n not in left_out}
   path = folder / f'run{len(list(folder.glob("run*"))):03d}'
   path.mkdir(parents=True)
   (path / 'config.json').write_text(json.dumps({'settings': settings}))

@@ -214,7 +214,7 @@ def test_reading_imports_neither_running_nor_tensorflow():
 
 
 def test_an_older_run_did_what_was_done_then(tmp_path):
-  path = write_run(tmp_path, [0.5])  # Its settings have no padding.
+  path = write_run(tmp_path, [0.5], padding=None)  # Its settings have none.
   assert identity.identity(runs.read_run(path).settings)['padding'] == 'black'
   path = write_run(tmp_path, [0.5], task='digits', model=None)
   assert 'padding' not in identity.identity(runs.read_run(path).settings)
