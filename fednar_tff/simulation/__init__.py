@@ -1,7 +1,9 @@
 """Many rounds: sampling, evaluation, checkpoints, metrics and client states."""
 
 from fednar_tff.simulation.client_states import ClientStates as ClientStates
+from fednar_tff.simulation.data_source import build_data_source as build_data_source
 from fednar_tff.simulation.evaluation import build_evaluation as build_evaluation
+from fednar_tff.simulation.plain_process import keep_client_states as keep_client_states
 from fednar_tff.simulation.run import DivergedError as DivergedError
 from fednar_tff.simulation.run import Progress as Progress
 from fednar_tff.simulation.run import Run as Run

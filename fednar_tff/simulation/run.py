@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow_federated as tff
 from absl import logging
 
-from fednar_tff import algorithms
 from fednar_tff.simulation import client_states as client_states_lib
-from fednar_tff.simulation import evaluation, report, seeds, storage
+from fednar_tff.simulation import data_source, evaluation, report, seeds, storage
 from fednar_tff.tasks import Task
 
 # The metrics of `fednar_tff.algorithms` that describe the algorithm, not the model.
@@ -68,11 +66,10 @@ class _Latest(NamedTuple):
 class Run:
   """An iterator over rounds, made by `run`. Iterate, or call `finish`."""
 
-  def __init__(self, task, process, state, evaluate, directory, states, settings):
-    self._task, self._process, self._evaluate = task, process, evaluate
+  def __init__(self, clients, process, state, evaluate, directory, states, settings):
+    self._clients, self._process, self._evaluate = clients, process, evaluate
     self._directory, self._client_states = directory, states
     self._settings = settings
-    self._takes_data_size = algorithms.takes_data_size(process)
     round_num = 0
     if directory is not None:
       state, round_num = directory.load_latest_checkpoint(state) or (state, round_num)
@@ -155,13 +152,8 @@ class Run:
   def _next_round(self):
     start = time.perf_counter()
     settings, round_index = self._settings, self.round_num
-    ids = seeds.sample_clients(
-      self._task.partition.client_ids,
-      settings.clients_per_round,
-      round_index,
-      settings.seeds.sampling,
-    )
-    client_data = [self._client_data(client_id, round_index) for client_id in ids]
+    ids = self._clients.sample(round_index, settings.clients_per_round)
+    client_data = [self._clients.of_client(client_id, round_index) for client_id in ids]
     states = ()
     if self._client_states is None:
       output = self._process.next(self.state, client_data)
@@ -210,21 +202,6 @@ class Run:
     if self._client_states is not None:
       latest = self._latest
       self._client_states.put(latest.client_ids, latest.client_states, latest.round_num)
-
-  def _client_data(self, client_id, round_index):
-    settings = self._settings
-    arguments = {
-      'batch_size': settings.batch_size,
-      'local_steps': settings.local_steps,
-      'local_epochs': settings.local_epochs,
-      'seed': settings.seeds.batches,
-    }
-    if settings.packed:
-      arguments['own_rows_only'] = not settings.share_data
-      if self._takes_data_size:
-        arguments['with_size'] = True
-      return self._task.packed_client(client_id, round_index, **arguments)
-    return self._task.client_batches(client_id, round_index, **arguments)
 
   def _test_metrics(self, weights):
     """Returns the test metrics of some weights; for None, their names without values."""
@@ -304,7 +281,6 @@ class _Settings(NamedTuple):
   rounds_per_evaluation: int
   rounds_per_checkpoint: int
   packed: bool
-  share_data: bool
   stop_on_divergence: int | None
 
 
@@ -369,7 +345,6 @@ def run(
     rounds_per_evaluation=rounds_per_evaluation,
     rounds_per_checkpoint=rounds_per_checkpoint,
     packed=packed,
-    share_data=share_data,
     stop_on_divergence=stop_on_divergence,
   )
   for name in ('total_rounds', 'rounds_per_evaluation', 'rounds_per_checkpoint'):
@@ -380,9 +355,18 @@ def run(
       f'`stop_on_divergence` must be a positive integer or None, found {stop_on_divergence!r}.'
     )
   # These complain now rather than in the first round.
-  seeds.sample_clients(task.partition.client_ids, clients_per_round, 0, 0)
-  task.check_batches(batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
   _check_packed(process, packed)
+  clients = data_source.ClientBatches(
+    task,
+    process,
+    batch_size=batch_size,
+    local_steps=local_steps,
+    local_epochs=local_epochs,
+    seeds=settings.seeds,
+    packed=packed,
+    share_data=share_data,
+  )
+  clients.sample(0, clients_per_round)
 
   state, directory = process.initialize(), None
   if output_dir is not None:
@@ -396,7 +380,7 @@ def run(
       keep_in_memory=client_states_in_memory,
     )
   evaluate = evaluation.build_evaluation(task.model_fn, task.datasets.get_centralized_test_data())
-  return Run(task, process, state, evaluate, directory, states, settings)
+  return Run(clients, process, state, evaluate, directory, states, settings)
 
 
 def _describe(task, process, state, settings):
@@ -419,11 +403,7 @@ def _describe(task, process, state, settings):
 
 def _check_packed(process: Any, packed: bool) -> None:
   """Raises a `ValueError` if a process takes clients in the other form."""
-  *_, client_data = process.next.type_signature.parameter
-  element = client_data.member.element
-  takes_packed = isinstance(element, tff.StructType) and {'data', 'index'} <= set(
-    tff.structure.name_list(element)
-  )
+  takes_packed = data_source.takes_packed_clients(process)
   if takes_packed != packed:
     raise ValueError(
       f'`packed` must be {takes_packed} for a process that was built '
