@@ -113,6 +113,23 @@ def test_run_training_process_trains_an_algorithm_with_client_states_and_resumes
   np.testing.assert_allclose(rates, 0.1 * 0.9 ** np.arange(ROUNDS), rtol=1e-6)
 
 
+def test_a_process_of_tff_takes_datasets_of_batches(task):
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+    task.model_fn,
+    client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
+    loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+  )
+  run = simulation.run(
+    task, process, total_rounds=2, clients_per_round=CLIENTS, packed=False, **DATA
+  )
+  run.finish(quiet=True)
+  data_source = simulation.build_data_source(task, process, **DATA)
+  assert data_source.federated_type == process.next.type_signature.parameter[1]
+  asyncio.set_event_loop(asyncio.new_event_loop())
+  state = tff.simulation.run_training_process(process, data_source.selection_fn(CLIENTS), 2)
+  assert_close(process.get_model_weights(state), leaves(run.model_weights))
+
+
 def test_all_states_pass_a_file_manager_to_the_bit(task, processes, tmp_path):
   process = simulation.keep_client_states(processes['scaffold'])
   data_source = simulation.build_data_source(task, process, **DATA)
