@@ -120,6 +120,8 @@ class PlainProcess:
 
 def _check_selection(selection):
   pairs = list(selection)
+  if not pairs:
+    raise ValueError('A round needs at least one client, found none.')
   if not all(isinstance(p, (tuple, list)) and len(p) == 2 and isinstance(p[0], str) for p in pairs):
     found = type(pairs[0]).__name__
     raise TypeError(
@@ -189,7 +191,7 @@ def keep_client_states(
 
   Raises:
     TypeError: If the clients of `process` carry no state. From `next`, if clients come without ids.
-    ValueError: From `next`, if a client is twice in a round, or `context` is missing.
+    ValueError: From `next`, if a round has no client or a client twice, or `context` is missing.
   """
   if not hasattr(process, 'initial_client_state'):
     raise TypeError(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
+from fednar_tff.simulation import callbacks as callbacks_lib
 from fednar_tff.simulation import client_states as client_states_lib
 from fednar_tff.simulation import data_source, evaluation, report, seeds, storage
 from fednar_tff.tasks import Task
@@ -66,10 +67,15 @@ class _Latest(NamedTuple):
 class Run:
   """An iterator over rounds, made by `run`. Iterate, or call `finish`."""
 
-  def __init__(self, clients, process, state, evaluate, directory, states, settings):
+  def __init__(
+    self, clients, process, state, evaluate, directory, states, settings, description, callbacks
+  ):
     self._clients, self._process, self._evaluate = clients, process, evaluate
     self._directory, self._client_states = directory, states
-    self._settings = settings
+    self._settings, self._description = settings, description
+    self._callbacks = callbacks
+    self._has_ended = False
+    self._stop_reason = None
     round_num = 0
     if directory is not None:
       state, round_num = directory.load_latest_checkpoint(state) or (state, round_num)
@@ -79,13 +85,20 @@ class Run:
     self._last = None
     self._diverged_rounds = 0
     self._has_warned = False
+    history = []
     if directory is not None:
       for row in directory.read_metrics(round_num):
-        self._take_note(_progress_of_row(row))
+        history.append(_progress_of_row(row))
+        self._take_note(history[-1])
       if self._last is not None and self._last.round_num != round_num:
         self._last, self._diverged_rounds = None, 0  # Someone has removed lines.
     if states is not None:
       states.restore(round_num)
+    try:
+      self._call_back('on_start', history)
+    except BaseException as e:
+      self._end(e)
+      raise
 
   @property
   def round_num(self) -> int:
@@ -101,6 +114,21 @@ class Run:
   def diverged_rounds(self) -> int:
     """How many rounds in a row, up to the last, were without a client whose update is finite."""
     return self._diverged_rounds
+
+  @property
+  def stop_reason(self) -> str | None:
+    """Why the run ends before its last round, if a callback has stopped it; see `stop`."""
+    return self._stop_reason
+
+  @property
+  def description(self) -> dict[str, Any]:
+    """What sets this run apart from others, as values of JSON by name: settings, seeds, hparams, data."""
+    return dict(self._description)
+
+  @property
+  def output_dir(self) -> pathlib.Path | None:
+    """The directory that the run is written to."""
+    return None if self._directory is None else self._directory.path
 
   @property
   def state(self) -> Any:
@@ -126,28 +154,76 @@ class Run:
 
   def __next__(self) -> Progress:
     settings = self._settings
-    if settings.stop_on_divergence and self._diverged_rounds >= settings.stop_on_divergence:
-      self._save()
-      self.close()
-      raise DivergedError(self.round_num, self._diverged_rounds)
-    if self.round_num >= settings.total_rounds:
-      self.close()
-      raise StopIteration
     try:
+      if settings.stop_on_divergence and self._diverged_rounds >= settings.stop_on_divergence:
+        self._save()
+        raise DivergedError(self.round_num, self._diverged_rounds)
+      if self.round_num >= settings.total_rounds or self._stop_reason is not None:
+        self.close()
+        raise StopIteration
       progress = self._next_round()
+      self._call_back('on_round', progress)
+      if any(progress.metrics.get(f'test_{n}') is not None for n in self._evaluate.metric_names):
+        self._call_back('on_evaluation', progress)
       if (
         progress.round_num % settings.rounds_per_checkpoint == 0
         or progress.round_num == settings.total_rounds
+        or self._stop_reason is not None
       ):
         self._save()
       return progress
-    except (KeyboardInterrupt, SystemExit):
-      self._save()  # The rounds that are done are not done for nothing.
-      self.close()
+    except StopIteration:
       raise
-    except BaseException:
-      self.close()
+    except (KeyboardInterrupt, SystemExit, callbacks_lib.CallbackError) as e:
+      try:
+        self._save()  # The rounds that are done are not done for nothing.
+      finally:
+        self._end(e)
       raise
+    except BaseException as e:
+      self._end(e)
+      raise
+
+  def stop(self, reason: str) -> None:
+    """Ends the run after the round that is done, which is saved; to be called by a callback.
+
+    Args:
+      reason: What `stop_reason` says from then on.
+    """
+    self._stop_reason = reason
+    logging.info('The run stops after round %d: %s.', self.round_num, reason)
+
+  def _call_back(self, name, *arguments):
+    """Calls a method of all callbacks."""
+    for callback in self._callbacks:
+      try:
+        getattr(callback, name)(self, *arguments)
+      except Exception as e:
+        raise callbacks_lib.CallbackError(
+          f'{type(callback).__name__}.{name} failed after round {self.round_num} and ended the run: '
+          f'{type(e).__name__}: {" ".join(str(e).split())}'
+        ) from e
+
+  def _end(self, error):
+    """Tells each callback, once, that the run is over, and lets go of the directory."""
+    if self._has_ended:
+      return
+    self._has_ended = True
+    failed = None
+    try:
+      for callback in self._callbacks:
+        # Each is told, whatever the others do.
+        try:
+          callback.on_end(self, error)
+        except Exception as e:
+          failed = e
+          logging.exception('%s.on_end failed.', type(callback).__name__)
+    finally:
+      self._close_files()
+    if failed is not None and error is None:
+      raise callbacks_lib.CallbackError(
+        f'A callback failed at the end of the run, whose rounds are saved: {type(failed).__name__}: {failed}'
+      ) from failed
 
   def _next_round(self):
     start = time.perf_counter()
@@ -264,7 +340,10 @@ class Run:
     return self._last
 
   def close(self) -> None:
-    """Lets go of the directory; `state`, `model_weights` and `client_states` can still be read."""
+    """Ends the run and lets go of the directory; `state`, `model_weights` and `client_states` can still be read."""
+    self._end(None)
+
+  def _close_files(self):
     if self._client_states is not None:
       self._client_states.close()
     if self._directory is not None:
@@ -303,6 +382,7 @@ def run(
   share_data: bool = True,
   client_states_in_memory: bool = True,
   stop_on_divergence: int | None = 5,
+  callbacks: Sequence[callbacks_lib.Callback] = (),
 ) -> Run:
   """Returns a run of an algorithm on a task: iterate over its rounds, or call its `finish`.
 
@@ -330,9 +410,13 @@ def run(
     client_states_in_memory: Whether the states of clients are kept in memory or, if False, in a file in `output_dir`.
     stop_on_divergence: After how many rounds in a row without a client whose update is finite the run ends with a `DivergedError`,
       whatever is done saved; None means never.
+    callbacks: What watches the run, in the order in which they are called: `EarlyStopping`, `MLflowTracker`, `WandbTracker`, or your
+      own `Callback`.
 
   Raises:
+    CallbackError: If a callback fails, here or in a later round.
     RunDirectoryError: If another process uses `output_dir`, it holds another run, or it cannot be written.
+    TypeError: If there is something else than a `Callback` in `callbacks`.
     ValueError: If a number is out of range, or `packed` does not fit the process.
   """
   settings = _Settings(
@@ -354,6 +438,9 @@ def run(
     raise ValueError(
       f'`stop_on_divergence` must be a positive integer or None, found {stop_on_divergence!r}.'
     )
+  for callback in callbacks:
+    if not isinstance(callback, callbacks_lib.Callback):
+      raise TypeError(f'`callbacks` must be a list of `Callback`, found {callback!r} in it.')
   # These complain now rather than in the first round.
   _check_packed(process, packed)
   clients = data_source.ClientBatches(
@@ -369,8 +456,8 @@ def run(
   clients.sample(0, clients_per_round)
 
   state, directory = process.initialize(), None
+  description = _describe(task, process, state, settings)
   if output_dir is not None:
-    description = _describe(task, process, state, settings)
     directory = storage.RunDirectory(pathlib.Path(output_dir), description)
   states = None
   if hasattr(process, 'initial_client_state'):
@@ -380,7 +467,9 @@ def run(
       keep_in_memory=client_states_in_memory,
     )
   evaluate = evaluation.build_evaluation(task.model_fn, task.datasets.get_centralized_test_data())
-  return Run(clients, process, state, evaluate, directory, states, settings)
+  return Run(
+    clients, process, state, evaluate, directory, states, settings, description, tuple(callbacks)
+  )
 
 
 def _describe(task, process, state, settings):

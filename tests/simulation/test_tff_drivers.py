@@ -288,6 +288,8 @@ def test_bad_input_is_one_line(task, processes, tmp_path):
     TypeError, match='a list of pairs of a client id and its data, found a list of'
   ):
     process.next(state, [pair[1]])
+  with pytest.raises(ValueError, match='at least one client, found none'):
+    process.next(state, [])
   with pytest.raises(ValueError, match='once in a round, found .* more than once'):
     process.next(state, [pair, pair])
   context = tff.program.NativeFederatedContext(runtime.create_async_in_process_context())
