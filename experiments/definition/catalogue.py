@@ -1,4 +1,4 @@
-"""What can be chosen, each fact stated once: tasks, models, algorithms, client optimizers, runtimes.
+"""What can be chosen, each fact stated once: tasks, models, algorithms, client optimizers, schedules, runtimes.
 
 A choice is a setting whose value decides which other settings mean something. An option is one value
 of a choice; it names the settings that belong to it, with their defaults. A setting that belongs to
@@ -123,6 +123,18 @@ CLIENT_OPTIMIZERS = _by_name(
   Option('sgd', {}, 'SGD, nothing clipped'),
 )
 
+
+def _schedules(name: str, decay: float) -> dict[str, Option]:
+  """Returns how a rate can change from round to round; `decay` is the default of its exponential."""
+  rounds = {f'{name}_decay_rounds': None}
+  return _by_name(
+    Option('constant'),
+    Option('exponential', {f'{name}_decay': decay}),
+    Option('cosine', {**rounds, f'{name}_final_fraction': 0.0}),
+    Option('step', {**rounds, f'{name}_decay': 0.1}),
+  )
+
+
 RUNTIMES = _by_name(Option('in_process'), Option('native'), Option('remote', {'workers': None}))
 
 # In the order in which they are decided.
@@ -132,6 +144,8 @@ CHOICES = {
   'partition': PARTITIONS,
   'algorithm': ALGORITHMS,
   'client_optimizer': CLIENT_OPTIMIZERS,
+  'learning_rate_schedule': _schedules('learning_rate', 0.998),
+  'weight_decay_schedule': _schedules('weight_decay', 1.0),
   'runtime': RUNTIMES,
 }
 

@@ -22,6 +22,8 @@ _NAME_PARTS = {
   'weight_decay': 'wd',
   'max_norm': 'A',
 }
+# Choices that are in a run's name where they are not at their default; what the others are, its main settings tell.
+_NAMED_CHOICES = ('learning_rate_schedule', 'weight_decay_schedule')
 # More rounds continue a run, in the folder that it has.
 _NOT_IN_NAME = ('total_rounds', 'seed')
 
@@ -96,7 +98,7 @@ def difference(
 def run_name(settings: Mapping[str, Any]) -> str:
   """Returns a folder name: the main settings of a run, and all that are not at their default."""
   resolved = resolve(settings)
-  usual = resolve({choice: resolved.get(choice) for choice in catalogue.CHOICES})
+  usual = resolve({c: resolved.get(c) for c in catalogue.CHOICES if c not in _NAMED_CHOICES})
   parts = [
     f'{prefix}{_text(resolved[name])}'
     for name, prefix in _NAME_PARTS.items()

@@ -195,8 +195,11 @@ def _kind(run):
     'local_steps',
     'local_epochs',
     'weight_decay',
-    'weight_decay_decay',
-    'learning_rate_decay',
+    *(
+      f'{rate}_{part}'
+      for rate in ('weight_decay', 'learning_rate')
+      for part in ('schedule', 'decay', 'decay_rounds', 'final_fraction', 'warm_up')
+    ),
   )
   return tuple(
     run.get(s.name) for s in SETTINGS if s.name in names or s.group in ('algorithm', 'server')

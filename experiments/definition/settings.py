@@ -92,10 +92,18 @@ SETTINGS = (
   # What a client does.
   Setting('client_optimizer', _choice('client_optimizer'), 'client', 'nar clips gradient and weight decay together, clip the gradient alone (the baseline), sgd nothing.', 'nar'),
   Setting('learning_rate', float, 'client', "The clients' learning rate in the first round.", 0.01, 'nonnegative'),
-  Setting('learning_rate_decay', float, 'client', 'Its factor from round to round.', 0.998, 'factor'),
-  Setting('first_round_decays', bool, 'client', 'Whether the first round is decayed already, as in the released code.', False),
+  Setting('learning_rate_schedule', _choice('learning_rate_schedule'), 'client', 'How it changes from round to round: exponential is the paper.', 'exponential'),
+  Setting('learning_rate_decay', float, 'client', 'Its factor from round to round, or from step to step.', range='factor'),
+  Setting('learning_rate_decay_rounds', int, 'client', 'The rounds until a cosine is at its end, or from step to step.', range='positive'),
+  Setting('learning_rate_final_fraction', float, 'client', 'What is left of it at the end of a cosine.', range='fraction'),
+  Setting('learning_rate_warm_up', int, 'client', 'How many rounds it rises to its schedule, in equal steps.', 0, 'nonnegative'),
+  Setting('first_round_decays', bool, 'client', 'Whether the first round of an exponential is decayed already, as in the released code.', False),
   Setting('weight_decay', float, 'client', 'The weight-decay coefficient (WD in the paper); a step takes learning_rate * weight_decay off.', 0.0, 'nonnegative'),
-  Setting('weight_decay_decay', float, 'client', 'Its factor from round to round, on top of that of the learning rate.', 1.0, 'factor'),
+  Setting('weight_decay_schedule', _choice('weight_decay_schedule'), 'client', 'How it changes from round to round, on top of the learning rate.', 'exponential'),
+  Setting('weight_decay_decay', float, 'client', 'Its factor from round to round, or from step to step, on top of that of the learning rate.', range='factor'),
+  Setting('weight_decay_decay_rounds', int, 'client', 'As learning_rate_decay_rounds.', range='positive'),
+  Setting('weight_decay_final_fraction', float, 'client', 'As learning_rate_final_fraction.', range='fraction'),
+  Setting('weight_decay_warm_up', int, 'client', 'As learning_rate_warm_up.', 0, 'nonnegative'),
   Setting('max_norm', float, 'client', 'The bound A of the norm that is clipped.', range='positive'),
   Setting('norm_epsilon', float, 'client', 'Added to the norm: 0 is the paper, 1e-6 its released code.', range='nonnegative'),
   Setting('local_steps', int, 'client', 'Batches of a client in a round (20 unless local_epochs is given).', range='positive'),
@@ -168,6 +176,7 @@ def check(settings: Mapping[str, Any], given: Mapping[str, Any]) -> None:
       if not fits(value):
         raise UsageError(f'--{name}={value} is out of range: it takes {allowed}.')
   _check_model(settings)
+  _check_schedules(settings, given)
   if settings.get('local_steps') is not None and settings.get('local_epochs') is not None:
     raise UsageError('--local_steps and --local_epochs exclude each other: give one.')
   if settings['runtime'] == 'remote':
@@ -192,6 +201,25 @@ def _check_model(settings):
   if models and settings['model'] not in models:
     raise UsageError(
       f'--model={settings["model"]} does not fit --task={settings["task"]}: it takes {", ".join(models)}.'
+    )
+
+
+def _check_schedules(settings, given):
+  schedules = {rate: settings[f'{rate}_schedule'] for rate in ('learning_rate', 'weight_decay')}
+  for rate, schedule in schedules.items():
+    name = f'{rate}_decay_rounds'
+    if name in settings and settings[name] is None:
+      # Not the rounds of the run: more of these continue it, with the rates that it had.
+      raise UsageError(f'--{rate}_schedule={schedule} needs --{name}, a number of rounds.')
+  if settings.get('server_variant') == 'reference' and schedules['learning_rate'] != 'exponential':
+    raise UsageError(
+      '--server_variant=reference decays with the learning rate and needs --learning_rate_schedule=exponential, '
+      f'found {schedules["learning_rate"]}.'
+    )
+  if given.get('first_round_decays') and 'exponential' not in schedules.values():
+    found = ' and '.join(f'--{rate}_schedule={schedule}' for rate, schedule in schedules.items())
+    raise UsageError(
+      f'--first_round_decays means nothing with {found}; it goes with a schedule exponential.'
     )
 
 

@@ -83,9 +83,23 @@ def _client_optimizer(settings):
 
 
 def _schedule(settings, name):
-  return algorithms.exponential_decay(
-    settings[name], settings[f'{name}_decay'], first_round_decays=settings['first_round_decays']
-  )
+  value, kind = settings[name], settings[f'{name}_schedule']
+  if kind == 'constant':
+    schedule = algorithms.constant(value)
+  elif kind == 'exponential':
+    schedule = algorithms.exponential_decay(
+      value, settings[f'{name}_decay'], first_round_decays=settings['first_round_decays']
+    )
+  elif kind == 'cosine':
+    schedule = algorithms.cosine_decay(
+      value, settings[f'{name}_decay_rounds'], settings[f'{name}_final_fraction']
+    )
+  else:
+    schedule = algorithms.step_decay(
+      value, settings[f'{name}_decay_rounds'], settings[f'{name}_decay']
+    )
+  warm_up = settings[f'{name}_warm_up']
+  return algorithms.linear_warm_up(schedule, warm_up) if warm_up else schedule
 
 
 def num_weights(task):

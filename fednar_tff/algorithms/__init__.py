@@ -16,4 +16,8 @@ from fednar_tff.algorithms.registry import ALGORITHMS as ALGORITHMS
 from fednar_tff.algorithms.registry import get_builder as get_builder
 from fednar_tff.algorithms.scaffold import ScaffoldProcess as ScaffoldProcess
 from fednar_tff.algorithms.scaffold import build_scaffold as build_scaffold
+from fednar_tff.algorithms.schedules import constant as constant
+from fednar_tff.algorithms.schedules import cosine_decay as cosine_decay
 from fednar_tff.algorithms.schedules import exponential_decay as exponential_decay
+from fednar_tff.algorithms.schedules import linear_warm_up as linear_warm_up
+from fednar_tff.algorithms.schedules import step_decay as step_decay

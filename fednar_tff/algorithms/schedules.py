@@ -18,6 +18,22 @@ _LEARNING_RATE_KEY = tff.learning.optimizers.LEARNING_RATE_KEY
 _WEIGHT_DECAY_KEY = 'weight_decay'
 
 
+def constant(value: float) -> ScheduleFn:
+  """Returns the schedule that is `value` in every round.
+
+  >>> float(constant(0.25)(7))
+  0.25
+
+  Args:
+    value: A nonnegative float.
+
+  Raises:
+    ValueError: If the number is out of range.
+  """
+  _check_initial_value('value', value)
+  return lambda round_num: tf.constant(value, tf.float32)
+
+
 def exponential_decay(
   initial_value: float, decay_rate: float = 0.998, *, first_round_decays: bool = False
 ) -> ScheduleFn:
@@ -36,8 +52,7 @@ def exponential_decay(
   Raises:
     ValueError: If a number is out of range.
   """
-  if not 0.0 <= initial_value < math.inf:
-    raise ValueError(f'`initial_value` must be a nonnegative number, found {initial_value!r}.')
+  _check_initial_value('initial_value', initial_value)
   if not 0.0 < decay_rate < math.inf:
     raise ValueError(f'`decay_rate` must be a positive number, found {decay_rate!r}.')
   offset = 1.0 if first_round_decays else 0.0
@@ -46,6 +61,116 @@ def exponential_decay(
     return initial_value * tf.pow(decay_rate, tf.cast(round_num, tf.float32) + offset)
 
   return schedule_fn
+
+
+def cosine_decay(
+  initial_value: float, decay_rounds: int, final_fraction: float = 0.0
+) -> ScheduleFn:
+  """Returns half a cosine from `initial_value` down to a fraction of it, where it stays.
+
+  With `N` (`decay_rounds`) and `f` (`final_fraction`), round `t` has
+
+  ```
+  initial_value * (f + (1 - f) * (1 + cos(pi * min(t, N) / N)) / 2)
+  ```
+
+  `N` is a number of its own and not that of the run's rounds, so that a longer run begins as a
+  shorter one does.
+
+  >>> schedule = cosine_decay(1.0, 4)
+  >>> [round(float(schedule(t)), 4) for t in (0, 1, 2, 4, 9)]
+  [1.0, 0.8536, 0.5, 0.0, 0.0]
+
+  Args:
+    initial_value: A nonnegative float, the value of round 0.
+    decay_rounds: The round that has the last value, a positive integer.
+    final_fraction: What is left of the value then, a float in [0, 1].
+
+  Raises:
+    ValueError: If a number is out of range.
+  """
+  _check_initial_value('initial_value', initial_value)
+  _check_rounds('decay_rounds', decay_rounds, 1)
+  if not 0.0 <= final_fraction <= 1.0:
+    raise ValueError(f'`final_fraction` must be a number in [0, 1], found {final_fraction!r}.')
+
+  def schedule_fn(round_num):
+    done = tf.cast(tf.minimum(round_num, decay_rounds), tf.float32) / float(decay_rounds)
+    half_cosine = 0.5 * (1.0 + tf.cos(math.pi * done))
+    return initial_value * (final_fraction + (1.0 - final_fraction) * half_cosine)
+
+  return schedule_fn
+
+
+def step_decay(initial_value: float, decay_rounds: int, decay_rate: float = 0.1) -> ScheduleFn:
+  """Returns the schedule `initial_value * decay_rate ** floor(t / decay_rounds)`.
+
+  >>> schedule = step_decay(1.0, 10, 0.5)
+  >>> [float(schedule(t)) for t in (0, 9, 10, 29)]
+  [1.0, 1.0, 0.5, 0.25]
+
+  Args:
+    initial_value: A nonnegative float, the value of round 0.
+    decay_rounds: How many rounds have the same value, a positive integer.
+    decay_rate: The factor from step to step, a positive float.
+
+  Raises:
+    ValueError: If a number is out of range.
+  """
+  _check_initial_value('initial_value', initial_value)
+  _check_rounds('decay_rounds', decay_rounds, 1)
+  if not 0.0 < decay_rate < math.inf:
+    raise ValueError(f'`decay_rate` must be a positive number, found {decay_rate!r}.')
+
+  def schedule_fn(round_num):
+    steps = tf.cast(tf.math.floordiv(round_num, decay_rounds), tf.float32)
+    return initial_value * tf.pow(decay_rate, steps)
+
+  return schedule_fn
+
+
+def linear_warm_up(schedule_fn: ScheduleFn, warm_up_rounds: int) -> ScheduleFn:
+  """Returns a schedule whose first rounds rise to another one in equal steps.
+
+  With `W` (`warm_up_rounds`), round `t` has
+
+  ```
+  min(1, (t + 1) / (W + 1)) * schedule_fn(t)
+  ```
+
+  so that `W` rounds are below `schedule_fn` and none is 0. The other schedule counts the rounds of
+  the warm-up, too.
+
+  >>> schedule = linear_warm_up(constant(1.0), 3)
+  >>> [float(schedule(t)) for t in range(5)]
+  [0.25, 0.5, 0.75, 1.0, 1.0]
+
+  Args:
+    schedule_fn: A schedule.
+    warm_up_rounds: A nonnegative integer; 0 gives `schedule_fn`.
+
+  Raises:
+    ValueError: If the number is out of range.
+  """
+  _check_rounds('warm_up_rounds', warm_up_rounds, 0)
+
+  def warmed_up_fn(round_num):
+    rounds = tf.cast(tf.minimum(round_num, warm_up_rounds), tf.float32) + 1.0
+    value = tf.convert_to_tensor(schedule_fn(round_num))
+    return value * tf.cast(rounds / float(warm_up_rounds + 1), value.dtype)
+
+  return warmed_up_fn
+
+
+def _check_initial_value(name, value):
+  if not 0.0 <= value < math.inf:
+    raise ValueError(f'`{name}` must be a nonnegative number, found {value!r}.')
+
+
+def _check_rounds(name, value, least):
+  if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    allowed = 'a positive' if least else 'a nonnegative'
+    raise ValueError(f'`{name}` must be {allowed} integer, found {value!r}.')
 
 
 class HparamsSchedule(NamedTuple):

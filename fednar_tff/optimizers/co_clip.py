@@ -29,11 +29,8 @@ class _CoClip(tff.learning.optimizers.Optimizer):
   def initialize(self, specs: Any) -> adaptive_sgd.State:
     inner = self._optimizer.initialize(specs)
     inner_hparams = self._optimizer.get_hparams(inner)
-    taken = [k for k in inner_hparams if k in self._hparams]
-    if taken:
-      raise ValueError(
-        f'`optimizer` must leave the hparams {list(self._hparams)} to `co_clip`, found one with {taken}.'
-      )
+    _check_inner_hparams(inner_hparams)
+    inner_hparams = {k: inner_hparams[k] for k in self._inner_names(inner)}
     # The hparams of both stand at the top, where TFF's learning-rate schedules look for them; `next` hands them on.
     return collections.OrderedDict(
       **inner_hparams,
@@ -53,9 +50,8 @@ class _CoClip(tff.learning.optimizers.Optimizer):
     for i, v in zip(positions, d):
       co_clipped[i] = tf.cast(tf.cast(s, v.dtype) * v, all_weights[i].dtype)
     inner = state[_INNER_KEY]
-    inner_hparams = collections.OrderedDict(
-      (k, state[k]) for k in self._optimizer.get_hparams(inner)
-    )
+    inner_hparams = collections.OrderedDict(self._optimizer.get_hparams(inner))
+    inner_hparams.update((k, state[k]) for k in self._inner_names(inner))
     inner, new_weights = self._optimizer.next(
       self._optimizer.set_hparams(inner, inner_hparams),
       weights,
@@ -65,13 +61,32 @@ class _CoClip(tff.learning.optimizers.Optimizer):
     return adaptive_sgd.replace(state, {**statistics, _INNER_KEY: inner}), new_weights
 
   def get_hparams(self, state: adaptive_sgd.State) -> adaptive_sgd.State:
-    names = [*self._optimizer.get_hparams(state[_INNER_KEY]), *self._hparams]
+    names = [*self._inner_names(state[_INNER_KEY]), *self._hparams]
     return collections.OrderedDict((k, state[k]) for k in names)
 
   def set_hparams(
     self, state: adaptive_sgd.State, hparams: Mapping[str, Any]
   ) -> adaptive_sgd.State:
     return adaptive_sgd.replace(state, hparams)
+
+  def _inner_names(self, inner: Any) -> list[str]:
+    """Returns the hparams of the other optimizer, but for a weight decay, which stays 0."""
+    return [k for k in self._optimizer.get_hparams(inner) if k not in self._hparams]
+
+
+def _check_inner_hparams(hparams: Mapping[str, Any]) -> None:
+  if adaptive_sgd.MAX_NORM_KEY in hparams:
+    raise ValueError(
+      '`optimizer` must not clip by itself: leave the bound to the `max_norm` of `co_clip`, '
+      f'found one with the hparams {list(hparams)}.'
+    )
+  if adaptive_sgd.WEIGHT_DECAY_KEY in hparams:
+    value = tf.get_static_value(tf.convert_to_tensor(hparams[adaptive_sgd.WEIGHT_DECAY_KEY]))
+    if value != 0.0:
+      raise ValueError(
+        '`optimizer` must have a weight decay of 0: build it with `weight_decay=0.0` and give the weight decay to '
+        f'`co_clip`, which clips it together with the gradient; found {"a tensor" if value is None else value}.'
+      )
 
 
 def co_clip(
@@ -95,13 +110,14 @@ def co_clip(
   ['learning_rate', 'beta_1', 'beta_2', 'epsilon', 'weight_decay', 'max_norm']
 
   Args:
-    optimizer: Any `tff.learning.optimizers.Optimizer` without hparams named `weight_decay` or `max_norm`.
+    optimizer: Any `tff.learning.optimizers.Optimizer` without a hparam named `max_norm`. One that has a `weight_decay` of its own,
+      as AdamW, must be built with 0 there: it stays 0, and the hparam `weight_decay` is that of this function.
     weight_decay: A nonnegative float, settable as a hparam in each round.
     max_norm: A positive float or infinity, settable as a hparam.
 
   Raises:
     TypeError: If `optimizer` is not an optimizer.
-    ValueError: If a number is out of range, or, from `initialize`, if a hparam's name is taken.
+    ValueError: If a number is out of range, or, from `initialize`, if `optimizer` clips or decays weights by itself.
   """
   if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
     raise TypeError(

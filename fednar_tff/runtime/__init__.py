@@ -2,6 +2,9 @@
 
 import tensorflow_federated as tff
 
+from fednar_tff.runtime.async_in_process import (
+  create_async_in_process_context as create_async_in_process_context,
+)
 from fednar_tff.runtime.client_pool import ClientError as ClientError
 from fednar_tff.runtime.in_process import create_in_process_context as create_in_process_context
 from fednar_tff.runtime.in_process import set_in_process_context as set_in_process_context

@@ -19,3 +19,10 @@ def cancelled_on_error():
     except BaseException:
       manager.start_cancel()
       raise
+
+
+def cancel_running() -> None:
+  """Stops the functions of the block that another thread is in, if any is."""
+  manager = cancellation.context()  # TensorFlow has one for all threads.
+  if manager is not None:
+    manager.start_cancel()

@@ -1,7 +1,12 @@
 """Many rounds: sampling, evaluation, checkpoints, metrics and client states."""
 
+from fednar_tff.simulation.callbacks import Callback as Callback
+from fednar_tff.simulation.callbacks import CallbackError as CallbackError
+from fednar_tff.simulation.callbacks import EarlyStopping as EarlyStopping
 from fednar_tff.simulation.client_states import ClientStates as ClientStates
+from fednar_tff.simulation.data_source import build_data_source as build_data_source
 from fednar_tff.simulation.evaluation import build_evaluation as build_evaluation
+from fednar_tff.simulation.plain_process import keep_client_states as keep_client_states
 from fednar_tff.simulation.run import DivergedError as DivergedError
 from fednar_tff.simulation.run import Progress as Progress
 from fednar_tff.simulation.run import Run as Run
@@ -11,3 +16,6 @@ from fednar_tff.simulation.seeds import derive_seeds as derive_seeds
 from fednar_tff.simulation.seeds import sample_clients as sample_clients
 from fednar_tff.simulation.storage import RunDirectoryError as RunDirectoryError
 from fednar_tff.simulation.storage import check_output_dir as check_output_dir
+from fednar_tff.simulation.trackers import MLflowTracker as MLflowTracker
+from fednar_tff.simulation.trackers import TrackerError as TrackerError
+from fednar_tff.simulation.trackers import WandbTracker as WandbTracker

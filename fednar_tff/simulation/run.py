@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow_federated as tff
 from absl import logging
 
-from fednar_tff import algorithms
+from fednar_tff.simulation import callbacks as callbacks_lib
 from fednar_tff.simulation import client_states as client_states_lib
-from fednar_tff.simulation import evaluation, report, seeds, storage
+from fednar_tff.simulation import data_source, evaluation, report, seeds, storage
 from fednar_tff.tasks import Task
 
 # The metrics of `fednar_tff.algorithms` that describe the algorithm, not the model.
@@ -68,11 +67,15 @@ class _Latest(NamedTuple):
 class Run:
   """An iterator over rounds, made by `run`. Iterate, or call `finish`."""
 
-  def __init__(self, task, process, state, evaluate, directory, states, settings):
-    self._task, self._process, self._evaluate = task, process, evaluate
+  def __init__(
+    self, clients, process, state, evaluate, directory, states, settings, description, callbacks
+  ):
+    self._clients, self._process, self._evaluate = clients, process, evaluate
     self._directory, self._client_states = directory, states
-    self._settings = settings
-    self._takes_data_size = algorithms.takes_data_size(process)
+    self._settings, self._description = settings, description
+    self._callbacks = callbacks
+    self._has_ended = False
+    self._stop_reason = None
     round_num = 0
     if directory is not None:
       state, round_num = directory.load_latest_checkpoint(state) or (state, round_num)
@@ -82,13 +85,20 @@ class Run:
     self._last = None
     self._diverged_rounds = 0
     self._has_warned = False
+    history = []
     if directory is not None:
       for row in directory.read_metrics(round_num):
-        self._take_note(_progress_of_row(row))
+        history.append(_progress_of_row(row))
+        self._take_note(history[-1])
       if self._last is not None and self._last.round_num != round_num:
         self._last, self._diverged_rounds = None, 0  # Someone has removed lines.
     if states is not None:
       states.restore(round_num)
+    try:
+      self._call_back('on_start', history)
+    except BaseException as e:
+      self._end(e)
+      raise
 
   @property
   def round_num(self) -> int:
@@ -104,6 +114,21 @@ class Run:
   def diverged_rounds(self) -> int:
     """How many rounds in a row, up to the last, were without a client whose update is finite."""
     return self._diverged_rounds
+
+  @property
+  def stop_reason(self) -> str | None:
+    """Why the run ends before its last round, if a callback has stopped it; see `stop`."""
+    return self._stop_reason
+
+  @property
+  def description(self) -> dict[str, Any]:
+    """What sets this run apart from others, as values of JSON by name: settings, seeds, hparams, data."""
+    return dict(self._description)
+
+  @property
+  def output_dir(self) -> pathlib.Path | None:
+    """The directory that the run is written to."""
+    return None if self._directory is None else self._directory.path
 
   @property
   def state(self) -> Any:
@@ -129,39 +154,82 @@ class Run:
 
   def __next__(self) -> Progress:
     settings = self._settings
-    if settings.stop_on_divergence and self._diverged_rounds >= settings.stop_on_divergence:
-      self._save()
-      self.close()
-      raise DivergedError(self.round_num, self._diverged_rounds)
-    if self.round_num >= settings.total_rounds:
-      self.close()
-      raise StopIteration
     try:
+      if settings.stop_on_divergence and self._diverged_rounds >= settings.stop_on_divergence:
+        self._save()
+        raise DivergedError(self.round_num, self._diverged_rounds)
+      if self.round_num >= settings.total_rounds or self._stop_reason is not None:
+        self.close()
+        raise StopIteration
       progress = self._next_round()
+      self._call_back('on_round', progress)
+      if any(progress.metrics.get(f'test_{n}') is not None for n in self._evaluate.metric_names):
+        self._call_back('on_evaluation', progress)
       if (
         progress.round_num % settings.rounds_per_checkpoint == 0
         or progress.round_num == settings.total_rounds
+        or self._stop_reason is not None
       ):
         self._save()
       return progress
-    except (KeyboardInterrupt, SystemExit):
-      self._save()  # The rounds that are done are not done for nothing.
-      self.close()
+    except StopIteration:
       raise
-    except BaseException:
-      self.close()
+    except (KeyboardInterrupt, SystemExit, callbacks_lib.CallbackError) as e:
+      try:
+        self._save()  # The rounds that are done are not done for nothing.
+      finally:
+        self._end(e)
       raise
+    except BaseException as e:
+      self._end(e)
+      raise
+
+  def stop(self, reason: str) -> None:
+    """Ends the run after the round that is done, which is saved; to be called by a callback.
+
+    Args:
+      reason: What `stop_reason` says from then on.
+    """
+    self._stop_reason = reason
+    logging.info('The run stops after round %d: %s.', self.round_num, reason)
+
+  def _call_back(self, name, *arguments):
+    """Calls a method of all callbacks."""
+    for callback in self._callbacks:
+      try:
+        getattr(callback, name)(self, *arguments)
+      except Exception as e:
+        raise callbacks_lib.CallbackError(
+          f'{type(callback).__name__}.{name} failed after round {self.round_num} and ended the run: '
+          f'{type(e).__name__}: {" ".join(str(e).split())}'
+        ) from e
+
+  def _end(self, error):
+    """Tells each callback, once, that the run is over, and lets go of the directory."""
+    if self._has_ended:
+      return
+    self._has_ended = True
+    failed = None
+    try:
+      for callback in self._callbacks:
+        # Each is told, whatever the others do.
+        try:
+          callback.on_end(self, error)
+        except Exception as e:
+          failed = e
+          logging.exception('%s.on_end failed.', type(callback).__name__)
+    finally:
+      self._close_files()
+    if failed is not None and error is None:
+      raise callbacks_lib.CallbackError(
+        f'A callback failed at the end of the run, whose rounds are saved: {type(failed).__name__}: {failed}'
+      ) from failed
 
   def _next_round(self):
     start = time.perf_counter()
     settings, round_index = self._settings, self.round_num
-    ids = seeds.sample_clients(
-      self._task.partition.client_ids,
-      settings.clients_per_round,
-      round_index,
-      settings.seeds.sampling,
-    )
-    client_data = [self._client_data(client_id, round_index) for client_id in ids]
+    ids = self._clients.sample(round_index, settings.clients_per_round)
+    client_data = [self._clients.of_client(client_id, round_index) for client_id in ids]
     states = ()
     if self._client_states is None:
       output = self._process.next(self.state, client_data)
@@ -210,21 +278,6 @@ class Run:
     if self._client_states is not None:
       latest = self._latest
       self._client_states.put(latest.client_ids, latest.client_states, latest.round_num)
-
-  def _client_data(self, client_id, round_index):
-    settings = self._settings
-    arguments = {
-      'batch_size': settings.batch_size,
-      'local_steps': settings.local_steps,
-      'local_epochs': settings.local_epochs,
-      'seed': settings.seeds.batches,
-    }
-    if settings.packed:
-      arguments['own_rows_only'] = not settings.share_data
-      if self._takes_data_size:
-        arguments['with_size'] = True
-      return self._task.packed_client(client_id, round_index, **arguments)
-    return self._task.client_batches(client_id, round_index, **arguments)
 
   def _test_metrics(self, weights):
     """Returns the test metrics of some weights; for None, their names without values."""
@@ -287,7 +340,10 @@ class Run:
     return self._last
 
   def close(self) -> None:
-    """Lets go of the directory; `state`, `model_weights` and `client_states` can still be read."""
+    """Ends the run and lets go of the directory; `state`, `model_weights` and `client_states` can still be read."""
+    self._end(None)
+
+  def _close_files(self):
     if self._client_states is not None:
       self._client_states.close()
     if self._directory is not None:
@@ -304,7 +360,6 @@ class _Settings(NamedTuple):
   rounds_per_evaluation: int
   rounds_per_checkpoint: int
   packed: bool
-  share_data: bool
   stop_on_divergence: int | None
 
 
@@ -327,6 +382,7 @@ def run(
   share_data: bool = True,
   client_states_in_memory: bool = True,
   stop_on_divergence: int | None = 5,
+  callbacks: Sequence[callbacks_lib.Callback] = (),
 ) -> Run:
   """Returns a run of an algorithm on a task: iterate over its rounds, or call its `finish`.
 
@@ -354,9 +410,13 @@ def run(
     client_states_in_memory: Whether the states of clients are kept in memory or, if False, in a file in `output_dir`.
     stop_on_divergence: After how many rounds in a row without a client whose update is finite the run ends with a `DivergedError`,
       whatever is done saved; None means never.
+    callbacks: What watches the run, in the order in which they are called: `EarlyStopping`, `MLflowTracker`, `WandbTracker`, or your
+      own `Callback`.
 
   Raises:
+    CallbackError: If a callback fails, here or in a later round.
     RunDirectoryError: If another process uses `output_dir`, it holds another run, or it cannot be written.
+    TypeError: If there is something else than a `Callback` in `callbacks`.
     ValueError: If a number is out of range, or `packed` does not fit the process.
   """
   settings = _Settings(
@@ -369,7 +429,6 @@ def run(
     rounds_per_evaluation=rounds_per_evaluation,
     rounds_per_checkpoint=rounds_per_checkpoint,
     packed=packed,
-    share_data=share_data,
     stop_on_divergence=stop_on_divergence,
   )
   for name in ('total_rounds', 'rounds_per_evaluation', 'rounds_per_checkpoint'):
@@ -379,14 +438,26 @@ def run(
     raise ValueError(
       f'`stop_on_divergence` must be a positive integer or None, found {stop_on_divergence!r}.'
     )
+  for callback in callbacks:
+    if not isinstance(callback, callbacks_lib.Callback):
+      raise TypeError(f'`callbacks` must be a list of `Callback`, found {callback!r} in it.')
   # These complain now rather than in the first round.
-  seeds.sample_clients(task.partition.client_ids, clients_per_round, 0, 0)
-  task.check_batches(batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
   _check_packed(process, packed)
+  clients = data_source.ClientBatches(
+    task,
+    process,
+    batch_size=batch_size,
+    local_steps=local_steps,
+    local_epochs=local_epochs,
+    seeds=settings.seeds,
+    packed=packed,
+    share_data=share_data,
+  )
+  clients.sample(0, clients_per_round)
 
   state, directory = process.initialize(), None
+  description = _describe(task, process, state, settings)
   if output_dir is not None:
-    description = _describe(task, process, state, settings)
     directory = storage.RunDirectory(pathlib.Path(output_dir), description)
   states = None
   if hasattr(process, 'initial_client_state'):
@@ -396,7 +467,9 @@ def run(
       keep_in_memory=client_states_in_memory,
     )
   evaluate = evaluation.build_evaluation(task.model_fn, task.datasets.get_centralized_test_data())
-  return Run(task, process, state, evaluate, directory, states, settings)
+  return Run(
+    clients, process, state, evaluate, directory, states, settings, description, tuple(callbacks)
+  )
 
 
 def _describe(task, process, state, settings):
@@ -419,11 +492,7 @@ def _describe(task, process, state, settings):
 
 def _check_packed(process: Any, packed: bool) -> None:
   """Raises a `ValueError` if a process takes clients in the other form."""
-  *_, client_data = process.next.type_signature.parameter
-  element = client_data.member.element
-  takes_packed = isinstance(element, tff.StructType) and {'data', 'index'} <= set(
-    tff.structure.name_list(element)
-  )
+  takes_packed = data_source.takes_packed_clients(process)
   if takes_packed != packed:
     raise ValueError(
       f'`packed` must be {takes_packed} for a process that was built '

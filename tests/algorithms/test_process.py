@@ -73,27 +73,6 @@ def test_rounds_continue_where_a_state_was_saved(problem, run_rounds):
   np.testing.assert_allclose(history[0]['client_work']['learning_rate'], 0.2)
 
 
-def test_exponential_decay():
-  decay = algorithms.exponential_decay(0.01)
-  np.testing.assert_allclose(
-    [decay(tf.constant(t)) for t in (0, 1, 1000)], [0.01, 0.00998, 0.01 * 0.998**1000], rtol=1e-4
-  )
-  released = algorithms.exponential_decay(0.01, 0.5, first_round_decays=True)
-  np.testing.assert_allclose([released(tf.constant(t)) for t in (0, 1)], [0.005, 0.0025], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'message'),
-  [
-    ((-1.0,), '`initial_value` must be a nonnegative number, found -1.0'),
-    ((0.1, 0.0), '`decay_rate` must be a positive number, found 0.0'),
-  ],
-)
-def test_exponential_decay_rejects_numbers_out_of_range(arguments, message):
-  with pytest.raises(ValueError, match=message):
-    algorithms.exponential_decay(*arguments)
-
-
 @pytest.mark.parametrize('kind', ['functional', 'variable'])
 def test_metrics_aggregator_is_given_all_metrics(problem, kind):
   model = problem.functional_model() if kind == 'functional' else problem.variable_model

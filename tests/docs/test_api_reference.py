@@ -28,7 +28,7 @@ def test_has_a_page_for_each_room_with_its_public_names(reference):
   assert {p.stem for p in (reference / 'fednar_tff').iterdir()} == set(ROOMS)
   for room in ROOMS:
     exports = re.findall(
-      r'^from \S+ import (\w+) as \1$|^def (\w+)',
+      r'^from \S+ import (?:\(\s+)?(\w+) as \1,?$|^def (\w+)',
       (ROOT / 'fednar_tff' / room / '__init__.py').read_text(),
       re.MULTILINE,
     )

@@ -105,8 +105,22 @@ def test_defaults_of_optimizers_and_weighting_are_those_of_the_package():
   assert uniform is tff.learning.ClientWeighting.UNIFORM
   weightings = {o.settings.get('client_weighting') for o in catalogue.ALGORITHMS.values()}
   assert weightings == {'uniform', None}
+
+
+def test_schedules_are_those_of_the_package():
   decay = default_of(algorithms.exponential_decay, 'decay_rate')
-  assert settings.BY_NAME['learning_rate_decay'].default == decay
+  for rate, exponential in (('learning_rate', decay), ('weight_decay', 1.0)):
+    options = catalogue.CHOICES[f'{rate}_schedule']
+    assert options['constant'].settings == {}
+    assert options['exponential'].settings == {f'{rate}_decay': exponential}
+    assert options['cosine'].settings == {
+      f'{rate}_decay_rounds': None,
+      f'{rate}_final_fraction': default_of(algorithms.cosine_decay, 'final_fraction'),
+    }
+    assert options['step'].settings == {
+      f'{rate}_decay_rounds': None,
+      f'{rate}_decay': default_of(algorithms.step_decay, 'decay_rate'),
+    }
 
 
 @pytest.mark.parametrize('name', catalogue.ALGORITHMS)

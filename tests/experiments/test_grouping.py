@@ -19,8 +19,12 @@ BASES = [
   {'task': 'shakespeare', 'algorithm': 'fed_exp', 'local_epochs': 2},
   {'task': 'digits', 'algorithm': 'fed_avgm'},
   {'task': 'digits', 'algorithm': 'fed_dyn'},
+  {
+    'task': 'digits', 'learning_rate_schedule': 'cosine', 'learning_rate_decay_rounds': 8,
+    'weight_decay_schedule': 'cosine', 'weight_decay_decay_rounds': 8,
+  },
   {'task': 'synthetic', 'algorithm': 'scaffold', 'client_optimizer': 'sgd'},
-]
+]  # fmt: skip
 
 
 def read(folder):

@@ -10,6 +10,17 @@ BASES = [
   for task in catalogue.TASKS
   for algorithm in catalogue.ALGORITHMS
   for optimizer in catalogue.CLIENT_OPTIMIZERS
+] + [
+  {
+    f'{rate}_{name}': value
+    for rate in ('learning_rate', 'weight_decay')
+    for name, value in {'schedule': schedule, **rounds}.items()
+  }
+  for schedule, rounds in (
+    ('constant', {}),
+    ('cosine', {'decay_rounds': 8}),
+    ('step', {'decay_rounds': 8}),
+  )
 ]
 
 
@@ -69,6 +80,33 @@ def test_an_old_config_is_filled_in():
   assert found['server_learning_rate'] == 0.1 and found['local_epochs'] == 3
   assert not {'local_steps', 'max_norm', 'no_longer_a_setting'} & set(found)
   assert identity.seeds(old) == {'seed': 3}
+
+
+def test_a_run_from_before_there_were_schedules_is_the_run_that_it_was():
+  old = {
+    'learning_rate': 0.1,
+    'learning_rate_decay': 0.99,
+    'weight_decay': 0.01,
+    'weight_decay_decay': 1.0,
+  }
+  now = {
+    'learning_rate': 0.1, 'weight_decay': 0.01, 'learning_rate_schedule': 'exponential', 'learning_rate_decay': 0.99,
+    'weight_decay_schedule': 'exponential', 'learning_rate_warm_up': 0, 'weight_decay_warm_up': 0,
+  }  # fmt: skip
+  assert identity.identity(identity.of_config(old)) == identity.identity(now)
+  assert not identity.difference(identity.of_config(old), now)
+  default = identity.identity({})
+  assert (default['learning_rate_decay'], default['weight_decay_decay']) == (0.998, 1.0)
+  assert identity.run_name(old) == (
+    'digits_mlp_fed_avg_nar_alpha1_lr0.1_wd0.01_A10_learning_rate_decay0.99_seed0'
+  )
+
+
+def test_names_spell_schedules():
+  cosine = {'learning_rate_schedule': 'cosine', 'learning_rate_decay_rounds': 40}
+  names = {identity.run_name(s) for s in ({}, {'weight_decay_schedule': 'constant'}, cosine, {**cosine, 'learning_rate_decay_rounds': 50})}  # fmt: skip
+  assert len(names) == 4
+  assert '_A10_learning_rate_schedulecosine_learning_rate_decay_rounds40_' in identity.run_name(cosine)  # fmt: skip
 
 
 def test_a_task_that_is_not_known_here_keeps_what_was_saved():

@@ -215,8 +215,38 @@ def test_co_clip_refuses_what_it_cannot_wrap():
   with pytest.raises(TypeError, match='must be a `tff.learning.optimizers.Optimizer`, found 0.1'):
     optimizers.co_clip(0.1, 0.0, 1.0)
   adamw = optimizers.co_clip(tff.learning.optimizers.build_adamw(0.1), 0.0, 1.0)
-  with pytest.raises(ValueError, match=r"found one with \['weight_decay'\]"):
+  message = (
+    'a weight decay of 0: build it with `weight_decay=0.0` and give .* to `co_clip`, .* found 0.004'
+  )
+  with pytest.raises(ValueError, match=message):
     adamw.initialize(SCALAR_SPEC)
+  twice = optimizers.co_clip(optimizers.build_nar(0.1, 0.0), 0.0, 1.0)
+  with pytest.raises(ValueError, match='must not clip by itself: leave the bound to .* `co_clip`'):
+    twice.initialize(SCALAR_SPEC)
+
+
+def test_co_clip_decays_weights_in_place_of_an_optimizer_whose_weight_decay_is_zero():
+  # AdamW without weight decay is Adam, so only the place of the decay could differ.
+  adamw = tff.learning.optimizers.build_adamw(0.125, weight_decay=0.0)
+  found = optimizers.co_clip(adamw, weight_decay=0.5, max_norm=1.0)
+  expected = optimizers.co_clip(tff.learning.optimizers.build_adam(0.125), 0.5, 1.0)
+  spec = [tf.TensorSpec([2])]
+  states = [found.initialize(spec), expected.initialize(spec)]
+  assert list(found.get_hparams(states[0])) == [
+    'learning_rate', 'beta_1', 'beta_2', 'epsilon', 'weight_decay', 'max_norm',
+  ]  # fmt: skip
+  weights = [[tf.constant([1.0, -3.0])]] * 2
+  for step, gradient in enumerate(([0.5, 0.25], [-4.0, 1.0], [0.1, 0.0])):
+    pairs = zip((found, expected), states, weights)
+    states, weights = zip(*(o.next(s, w, [tf.constant(gradient)]) for o, s, w in pairs))
+    np.testing.assert_allclose(*(w[0] for w in weights), rtol=1e-6)
+    if step == 0:  # As a schedule does: the weight decay is `co_clip`'s own.
+      states = [
+        o.set_hparams(s, {**o.get_hparams(s), 'weight_decay': tf.constant(0.75)})
+        for o, s in zip((found, expected), states)
+      ]
+  assert float(found.get_hparams(states[0])['weight_decay']) == 0.75
+  assert float(states[0]['inner']['weight_decay']) == 0.0
 
 
 def one_step(optimizer, weights, g):

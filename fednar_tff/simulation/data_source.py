@@ -1,0 +1,197 @@
+"""The clients of each round and their data, as a run has them, for whoever else drives the rounds."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow_federated as tff
+
+from fednar_tff import algorithms
+from fednar_tff.simulation import seeds as seeds_lib
+from fednar_tff.tasks import Task
+
+
+class ClientBatches:
+  """Which clients take part in a round, and what they train on in it: a function of the round's number alone."""
+
+  def __init__(
+    self,
+    task: Task,
+    process: Any,
+    *,
+    batch_size: int,
+    local_steps: int | None,
+    local_epochs: int | None,
+    seeds: seeds_lib.Seeds,
+    packed: bool,
+    share_data: bool,
+  ):
+    """Takes the arguments of `run`; `packed` has to fit the process."""
+    self._task = task
+    self._seeds = seeds
+    arguments = {
+      'batch_size': batch_size,
+      'local_steps': local_steps,
+      'local_epochs': local_epochs,
+      'seed': seeds.batches,
+    }
+    task.check_batches(batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
+    self._packed = packed
+    # What the batches are, but for which clients they are of.
+    self.description = {
+      **arguments,
+      'sampling seed': seeds.sampling,
+      'partition of the data': task.partition.hash,
+    }
+    if packed:
+      arguments['own_rows_only'] = not share_data
+      if algorithms.takes_data_size(process):
+        arguments['with_size'] = True
+    self._arguments = arguments
+
+  def sample(self, round_index: int, clients_per_round: int) -> list[str]:
+    """Returns the clients of a round, counted from 0."""
+    return seeds_lib.sample_clients(
+      self._task.partition.client_ids, clients_per_round, round_index, self._seeds.sampling
+    )
+
+  def of_client(self, client_id: str, round_index: int) -> Any:
+    """Returns what a client trains on in a round, counted from 0."""
+    make = self._task.packed_client if self._packed else self._task.client_batches
+    return make(client_id, round_index, **self._arguments)
+
+
+def takes_packed_clients(process: Any) -> bool:
+  """Returns whether a process was built with `loop_implementation=algorithms.PACKED`."""
+  *_, client_data = process.next.type_signature.parameter
+  element = client_data.member.element
+  return isinstance(element, tff.StructType) and {'data', 'index'} <= set(
+    tff.structure.name_list(element)
+  )
+
+
+class TaskDataSource(tff.program.FederatedDataSource):
+  """The clients that `simulation.run` would train on, made by `build_data_source`."""
+
+  def __init__(self, clients: ClientBatches, federated_type: tff.FederatedType, with_ids: bool):
+    self._clients = clients
+    self._type = federated_type
+    self._with_ids = with_ids
+
+    class Iterator(_Iterator):
+      """Of this data source: what is saved of an iterator is its round, and no task."""
+
+      data_source = self
+
+    self._iterator_class = Iterator
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    """The type of the clients' data."""
+    return self._type
+
+  @property
+  def description(self) -> dict[str, Any]:
+    """What sets these data apart from others, as values of JSON by name."""
+    return self._clients.description
+
+  def iterator(self) -> tff.program.FederatedDataSourceIterator:
+    """Returns the rounds from the first on; what `tff.program` saves of it is the number of rounds that are done."""
+    return self._iterator_class(0)
+
+  def selection_fn(self, clients_per_round: int) -> Callable[[int], list[Any]]:
+    """Returns the `training_selection_fn` of `tff.simulation.run_training_process`, which counts rounds from 1."""
+    self._clients.sample(0, clients_per_round)  # Complains now rather than in the first round.
+    return lambda round_num: self.select(round_num - 1, clients_per_round)
+
+  def select(self, round_index: int, clients_per_round: int) -> list[Any]:
+    """Returns the data of the clients of a round, counted from 0; with their ids, for a process of `keep_client_states`."""
+    ids = self._clients.sample(round_index, clients_per_round)
+    data = [self._clients.of_client(client_id, round_index) for client_id in ids]
+    return list(zip(ids, data)) if self._with_ids else data
+
+
+class _Iterator(tff.program.FederatedDataSourceIterator):
+  """Counts rounds; each data source has a subclass of its own, since it is restored by the class alone."""
+
+  data_source: TaskDataSource
+
+  def __init__(self, round_index: int):
+    self._round_index = round_index
+
+  @classmethod
+  def from_bytes(cls, buffer: bytes):
+    saved = json.loads(buffer)
+    wanted = cls.data_source.description
+    names = [n for n in wanted if saved['description'].get(n) != wanted[n]]
+    if names:
+      raise ValueError(
+        'The saved program is of other data: '
+        + '; '.join(f'{n} {saved["description"].get(n)} there, {wanted[n]} now' for n in names)
+        + '. Choose another directory for its states.'
+      )
+    return cls(saved['round'])
+
+  def to_bytes(self) -> bytes:
+    saved = {'round': self._round_index, 'description': self.data_source.description}
+    return json.dumps(saved).encode()
+
+  def __deepcopy__(self, memo):
+    return type(self)(self._round_index)  # The data stays what it is.
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    return self.data_source.federated_type
+
+  def select(self, k: int | None = None) -> list[Any]:
+    if k is None:
+      raise ValueError('`k`, the number of clients, must be given, found None.')
+    selected = self.data_source.select(self._round_index, k)
+    self._round_index += 1
+    return selected
+
+
+def build_data_source(
+  task: Task,
+  process: Any,
+  *,
+  batch_size: int,
+  local_steps: int | None = None,
+  local_epochs: int | None = None,
+  seed: int = 0,
+  sampling_seed: int | None = None,
+  batch_seed: int | None = None,
+  share_data: bool = True,
+) -> TaskDataSource:
+  """Returns a task's clients as TFF's own drivers take them: in each round those that `run` draws, with the same batches.
+
+  It is the `train_data_source` of `tff.learning.programs.train_model`; its `selection_fn(clients_per_round)` is the
+  `training_selection_fn` of `tff.simulation.run_training_process`. What it hands out is a function of the round's number, so a
+  program that resumes goes on with the clients that it would have had.
+
+  Args:
+    task: As in `run`.
+    process: As in `run`, or what `keep_client_states` makes of it, which takes the clients' ids, too.
+    batch_size: As in `run`.
+    local_steps: As in `run`.
+    local_epochs: As in `run`.
+    seed: As in `run`.
+    sampling_seed: As in `run`.
+    batch_seed: As in `run`.
+    share_data: As in `run`.
+
+  Raises:
+    ValueError: If a number is out of range; when a saved program is loaded, if it has other data.
+  """
+  clients = ClientBatches(
+    task,
+    process,
+    batch_size=batch_size,
+    local_steps=local_steps,
+    local_epochs=local_epochs,
+    seeds=seeds_lib.derive_seeds(seed, sampling=sampling_seed, batches=batch_seed),
+    packed=takes_packed_clients(process),
+    share_data=share_data,
+  )
+  *_, data_type = process.next.type_signature.parameter
+  return TaskDataSource(clients, data_type, with_ids=getattr(process, 'takes_client_ids', False))
