@@ -69,4 +69,7 @@ def run(
     sys.exit(0)
   logging.set_verbosity(logging.WARNING)
   signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-  app.run(call, flags_parser=parse)
+  # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras has no functional models.
+  app.define_help_flags()
+  logging.use_absl_handler()
+  call(parse(sys.argv))

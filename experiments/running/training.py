@@ -146,7 +146,7 @@ def _save_result(path, weights, **marks):
 
   found = runs.read_run(path)
   figures.plot_run(found, path / 'curves.png')
-  summary = {**found.summary(), 'weights_sha256': _hash_weights(weights), **marks}
+  summary = {**found.summary(), 'weights_sha256': hash_weights(weights), **marks}
   # Last: its presence says that the run is finished.
   directory.save_json(path / 'result.json', summary)
   return summary
@@ -168,7 +168,7 @@ def _describe_environment():
   }
 
 
-def _hash_weights(weights):
+def hash_weights(weights):
   """Returns a hash by which two runs can be compared to the bit."""
   import numpy as np
   import tensorflow as tf

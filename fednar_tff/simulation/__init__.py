@@ -11,3 +11,7 @@ from fednar_tff.simulation.seeds import derive_seeds as derive_seeds
 from fednar_tff.simulation.seeds import sample_clients as sample_clients
 from fednar_tff.simulation.storage import RunDirectoryError as RunDirectoryError
 from fednar_tff.simulation.storage import check_output_dir as check_output_dir
+from fednar_tff.simulation.trained_model import EXPORT_FORMATS as EXPORT_FORMATS
+from fednar_tff.simulation.trained_model import TrainedModel as TrainedModel
+from fednar_tff.simulation.trained_model import export_model as export_model
+from fednar_tff.simulation.trained_model import load_model as load_model

@@ -12,8 +12,8 @@ import tensorflow_federated as tff
 from absl import logging
 
 from fednar_tff import algorithms
+from fednar_tff.simulation import checkpoints, evaluation, report, seeds, storage
 from fednar_tff.simulation import client_states as client_states_lib
-from fednar_tff.simulation import evaluation, report, seeds, storage
 from fednar_tff.tasks import Task
 
 # The metrics of `fednar_tff.algorithms` that describe the algorithm, not the model.
@@ -76,7 +76,7 @@ class Run:
     round_num = 0
     if directory is not None:
       state, round_num = directory.load_latest_checkpoint(state) or (state, round_num)
-      directory.save_description()
+      directory.save_description(getattr(task, 'arguments', None))
     self._latest = _Latest(state, round_num, (), ())
     self._saved_round = round_num
     self._last = None
@@ -240,7 +240,8 @@ class Run:
     self._store_client_states()
     if self._client_states is not None:
       self._client_states.commit(self.round_num)
-    self._directory.save_checkpoint(self.state, self.round_num)
+    content = checkpoints.to_save(self.state, self.model_weights, self._evaluate.variable_names)
+    self._directory.save_checkpoint(content, self.round_num)
     self._saved_round = self.round_num
     if self._client_states is not None:
       self._client_states.prune(min(self._directory.checkpoint_versions()))
