@@ -15,6 +15,7 @@ from absl import flags
 from experiments import command_line
 from experiments.definition import help_text
 from experiments.definition.settings import UsageError
+from experiments.running import directory
 
 # As `fednar_tff.simulation.EXPORT_FORMATS`, which a test compares; help is shown without TensorFlow.
 SUFFIXES = {'npz': '.npz', 'keras': '.keras', 'saved_model': ''}
@@ -46,6 +47,7 @@ def main():
     raise UsageError(f'--output={output} must end in {suffix} for --format={_FORMAT.value}.')
   if output is not None and os.path.lexists(output):
     raise UsageError(f'--output={output} exists already; choose another place.')
+  directory.read_run_config(_RUN.value)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   from experiments.running import loading  # Only now: TensorFlow takes its time.
   from fednar_tff import simulation

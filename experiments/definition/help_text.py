@@ -1,5 +1,6 @@
 """What `train --help` prints: the settings by group, with the defaults of each task and algorithm."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -49,7 +50,8 @@ def grouped(docstring: str, groups: Mapping[str, Sequence[str]]) -> str:
       flag = flags.FLAGS[name]
       values = '|'.join(getattr(flag.parser, 'enum_values', ()))
       values += '' if flag.default in (None, False, []) else f'; default {_flag_text(flag.default)}'
-      lines += _entry(name, f'{flag.help} ({values.lstrip("; ")})' if values else flag.help)
+      text = re.sub(r'^<.*?>: ', '', flag.help)  # Which absl puts before the help of an enum.
+      lines += _entry(name, f'{text} ({values.lstrip("; ")})' if values else text)
   return '\n'.join(lines)
 
 

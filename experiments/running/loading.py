@@ -16,9 +16,7 @@ def read_settings(path):
   Raises:
     UsageError: If the directory holds no run of `train`.
   """
-  config = directory.read_config(pathlib.Path(path)) if pathlib.Path(path).is_dir() else None
-  if config is None:
-    raise UsageError(f'--run={path} is no directory of a run: it has no config.json.')
+  config = directory.read_run_config(path)
   settings = config['settings']
   if settings.get('task_module') is not None:
     parsing.load_task_module(settings['task_module'])

@@ -1,5 +1,14 @@
 """Many rounds: sampling, evaluation, checkpoints, metrics and client states."""
 
+from fednar_tff.simulation.client_evaluation import ClientSummary as ClientSummary
+from fednar_tff.simulation.client_evaluation import Personalization as Personalization
+from fednar_tff.simulation.client_evaluation import (
+  build_client_evaluation as build_client_evaluation,
+)
+from fednar_tff.simulation.client_evaluation import build_personalization as build_personalization
+from fednar_tff.simulation.client_evaluation import build_prediction as build_prediction
+from fednar_tff.simulation.client_evaluation import confusion_matrix as confusion_matrix
+from fednar_tff.simulation.client_evaluation import summarize_clients as summarize_clients
 from fednar_tff.simulation.client_states import ClientStates as ClientStates
 from fednar_tff.simulation.evaluation import build_evaluation as build_evaluation
 from fednar_tff.simulation.run import DivergedError as DivergedError

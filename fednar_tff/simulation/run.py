@@ -12,7 +12,14 @@ import tensorflow_federated as tff
 from absl import logging
 
 from fednar_tff import algorithms
-from fednar_tff.simulation import checkpoints, evaluation, report, seeds, storage
+from fednar_tff.simulation import (
+  checkpoints,
+  client_evaluation,
+  evaluation,
+  report,
+  seeds,
+  storage,
+)
 from fednar_tff.simulation import client_states as client_states_lib
 from fednar_tff.tasks import Task
 
@@ -72,6 +79,7 @@ class Run:
     self._task, self._process, self._evaluate = task, process, evaluate
     self._directory, self._client_states = directory, states
     self._settings = settings
+    self._evaluate_clients = None
     self._takes_data_size = algorithms.takes_data_size(process)
     round_num = 0
     if directory is not None:
@@ -179,6 +187,7 @@ class Run:
     metrics.update(
       self._test_metrics(self._process.get_model_weights(state) if evaluated else None)
     )
+    metrics.update(self._client_metrics(state, done))
     seconds = time.perf_counter() - start
     if self._directory is not None:
       self._directory.release(done, metrics, seconds)
@@ -233,6 +242,18 @@ class Run:
     else:
       values = {k: np.float32(v) for k, v in self._evaluate(weights).items()}
     return {f'test_{k}': v for k, v in values.items()}
+
+  def _client_metrics(self, state, round_num):
+    """Returns the accuracies by client in three numbers, if they are asked for."""
+    settings = self._settings
+    if not settings.rounds_per_client_evaluation:
+      return {}
+    if round_num % settings.rounds_per_client_evaluation and round_num != settings.total_rounds:
+      return client_evaluation.summary_metrics(None)
+    if self._evaluate_clients is None:
+      self._evaluate_clients = client_evaluation.build_client_evaluation(self._task)
+    weights = self._process.get_model_weights(state)
+    return client_evaluation.summary_metrics(self._evaluate_clients(weights))
 
   def _save(self):
     if self._directory is None or self.round_num == self._saved_round:
@@ -303,6 +324,7 @@ class _Settings(NamedTuple):
   local_epochs: int | None
   seeds: seeds.Seeds
   rounds_per_evaluation: int
+  rounds_per_client_evaluation: int | None
   rounds_per_checkpoint: int
   packed: bool
   share_data: bool
@@ -322,6 +344,7 @@ def run(
   sampling_seed: int | None = None,
   batch_seed: int | None = None,
   rounds_per_evaluation: int = 10,
+  rounds_per_client_evaluation: int | None = None,
   rounds_per_checkpoint: int = 50,
   output_dir: str | pathlib.Path | None = None,
   packed: bool = True,
@@ -347,6 +370,9 @@ def run(
     sampling_seed: Decides which clients take part.
     batch_seed: Decides the batches, dropout and augmentation.
     rounds_per_evaluation: How often the whole test set is evaluated; the last round always is.
+    rounds_per_client_evaluation: How often all clients' accuracies on their own training examples are measured, as
+      `client_accuracy_mean`, `_deviation` and `_worst_tenth`, see `summarize_clients`, each client counting the same; None
+      means never, otherwise the last round always is.
     rounds_per_checkpoint: How often the state is saved; the last round always is.
     output_dir: Where; None saves and writes nothing. A directory with a run of another model, data, hparams or settings is refused
       and left as it is; what else an algorithm computes is not compared.
@@ -368,6 +394,7 @@ def run(
     local_epochs=local_epochs,
     seeds=seeds.derive_seeds(seed, sampling=sampling_seed, batches=batch_seed),
     rounds_per_evaluation=rounds_per_evaluation,
+    rounds_per_client_evaluation=rounds_per_client_evaluation,
     rounds_per_checkpoint=rounds_per_checkpoint,
     packed=packed,
     share_data=share_data,
@@ -376,6 +403,11 @@ def run(
   for name in ('total_rounds', 'rounds_per_evaluation', 'rounds_per_checkpoint'):
     if getattr(settings, name) < 1:
       raise ValueError(f'`{name}` must be a positive integer, found {getattr(settings, name)!r}.')
+  if rounds_per_client_evaluation is not None and rounds_per_client_evaluation < 1:
+    raise ValueError(
+      '`rounds_per_client_evaluation` must be a positive integer or None, '
+      f'found {rounds_per_client_evaluation!r}.'
+    )
   if stop_on_divergence is not None and stop_on_divergence < 1:
     raise ValueError(
       f'`stop_on_divergence` must be a positive integer or None, found {stop_on_divergence!r}.'
@@ -412,10 +444,16 @@ def _describe(task, process, state, settings):
     'batch_seed': settings.seeds.batches,
     'rounds_per_evaluation': settings.rounds_per_evaluation,
     'packed': settings.packed,
+    **_if_given('rounds_per_client_evaluation', settings.rounds_per_client_evaluation),
     **{name: str(value) for name, value in hparams.items()},
     'partition of the data': task.partition.hash,
     'type of the state (model or algorithm)': str(process.initialize.type_signature.result),
   }
+
+
+def _if_given(name, value):
+  """A setting that earlier versions did not have, so that their runs still are what they were."""
+  return {} if value is None else {name: value}
 
 
 def _check_packed(process: Any, packed: bool) -> None:

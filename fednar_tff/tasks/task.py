@@ -164,6 +164,45 @@ class Task(tff.simulation.baselines.BaselineTask):
     with tf.device('CPU:0'):
       return tf.data.Dataset.from_tensor_slices((index, lengths, seeds)).map(batch_of)
 
+  def with_partition(self, partition: partition_lib.Partition) -> 'Task':
+    """Returns this task with its examples divided in another way; they stay in memory once."""
+    datasets = tff.simulation.baselines.BaselineTaskDatasets(
+      train_data=_ResidentClientData(self._arrays, partition),
+      test_data=self.datasets.test_data,
+      train_preprocess_fn=self.datasets.train_preprocess_fn,
+      eval_preprocess_fn=self.datasets.eval_preprocess_fn,
+    )
+    return attrs.evolve(self, partition=partition, datasets=datasets)
+
+  def pooled(self) -> 'Task':
+    """Returns this task with one client, `everyone`, that holds what all clients hold."""
+    rows = np.concatenate(self.partition.rows)
+    return self.with_partition(partition_lib.Partition(['everyone'], [rows], self.partition.labels))
+
+  def examples_per_round(
+    self,
+    clients_per_round: int,
+    *,
+    batch_size: int,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
+  ) -> float:
+    """Returns how many examples a round's clients process together, in the mean over the choice of clients.
+
+    Args:
+      clients_per_round: How many clients take part.
+      batch_size: Examples per batch.
+      local_steps: The number of batches; this or `local_epochs`.
+      local_epochs: The number of epochs; this or `local_steps`.
+    """
+    counts = [
+      batches.count_examples(
+        len(rows), batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
+      )
+      for rows in self.partition.rows
+    ]
+    return clients_per_round * float(np.mean(counts))
+
   def evaluation_batches(self, rows: np.ndarray, batch_size: int = 500) -> tf.data.Dataset:
     """Returns training examples in batches of the model's `input_spec`, for evaluation.
 

@@ -68,7 +68,9 @@ def test_set(tmp_path_factory):
 @pytest.mark.parametrize('form', PROGRAMS)
 def test_exported_model_has_the_accuracy_of_the_run(form, run, test_set, tmp_path):
   output = tmp_path / f'model{export.SUFFIXES[form]}'
-  result = call(f'--run={run}', f'--format={form}', f'--output={output}', module='experiments.export')
+  result = call(
+    f'--run={run}', f'--format={form}', f'--output={output}', module='experiments.export'
+  )
   assert result.returncode == 0, result.stderr
   assert 'hidden0/kernel' in result.stdout and '[64, 128]' in result.stdout
   counted = subprocess.run(

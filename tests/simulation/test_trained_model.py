@@ -216,7 +216,9 @@ def test_keras_form_of_the_transformer_computes_the_same(prediction):
   )
   spec = {'tokens': tf.TensorSpec([None, 10], tf.uint8), 'seed': tf.TensorSpec([2], tf.int32)}
   model, weights = weights_of(network, spec)
-  expected = model.predict_on_batch({'tokens': TEXTS, 'seed': np.zeros(2, np.int32)}, training=False)
+  expected = model.predict_on_batch(
+    {'tokens': TEXTS, 'seed': np.zeros(2, np.int32)}, training=False
+  )
   keras_model = keras_models.of_codes(10, 12, causal=prediction == 'every')(weights)
   np.testing.assert_allclose(keras_model(TEXTS), expected, rtol=1e-4, atol=1e-5)
 
