@@ -21,8 +21,8 @@ p.note { color: var(--soft); margin: .2rem 0; font-size: .9rem; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; } tbody tr:nth-child(even) { background: var(--stripe); }
-figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; color: var(--text); }
-svg text { fill: currentColor; font-family: system-ui, "DejaVu Sans", sans-serif; }
+figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; color: var(--text); fill: currentColor; }
+svg text { font-family: system-ui, "DejaVu Sans", sans-serif; }
 details { margin-top: 1rem; } summary { cursor: pointer; font-weight: 600; }
 """
 _CAPTIONS = {

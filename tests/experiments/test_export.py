@@ -111,5 +111,6 @@ def test_formats_of_the_binary_are_those_of_the_package():
 
 def test_help_is_in_groups():
   text = call('--help', module='experiments.export').stdout
-  assert text.index('Which model:') < text.index('--run') < text.index('As what, and where to:')
+  places = [text.index(part) for part in ('Which model:', '\n  --run\n', 'As what, and where to:')]
+  assert places == sorted(places)
   assert 'npz|keras|saved_model; default saved_model' in text
