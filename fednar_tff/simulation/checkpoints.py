@@ -49,12 +49,13 @@ def to_save(state: Any, model_weights: Any, variable_names: Sequence[str]) -> di
 
   Args:
     state: The server's state.
-    model_weights: The weights of the algorithm's model in this state.
+    model_weights: The weights of the algorithm's model in this state; None if they cannot be asked for, and then
+      those of the state stand for them.
     variable_names: The names of the model's variables, the trainable ones first.
   """
   names, leaves = _named_leaves(state, variable_names)
   inside = [leaf for name, leaf in zip(names, leaves) if name.startswith(_MODEL)]
-  model = flatten_weights(model_weights)
+  model = inside if model_weights is None else flatten_weights(model_weights)
   if len(inside) != len(model) or any(x.tobytes() != y.tobytes() for x, y in zip(inside, model)):
     names += [_EVALUATED + name for name in variable_names]
     leaves += model

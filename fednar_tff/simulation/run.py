@@ -153,7 +153,7 @@ class Run:
         self._save()
       return progress
     except (KeyboardInterrupt, SystemExit):
-      self._save()  # The rounds that are done are not done for nothing.
+      self._save(interrupted=True)  # The rounds that are done are not done for nothing.
       self.close()
       raise
     except BaseException:
@@ -255,13 +255,15 @@ class Run:
     weights = self._process.get_model_weights(state)
     return client_evaluation.summary_metrics(self._evaluate_clients(weights))
 
-  def _save(self):
+  def _save(self, interrupted=False):
     if self._directory is None or self.round_num == self._saved_round:
       return
     self._store_client_states()
     if self._client_states is not None:
       self._client_states.commit(self.round_num)
-    content = checkpoints.to_save(self.state, self.model_weights, self._evaluate.variable_names)
+    # What was interrupted may be the runtime, which then is not asked for anything more.
+    weights = None if interrupted else self.model_weights
+    content = checkpoints.to_save(self.state, weights, self._evaluate.variable_names)
     self._directory.save_checkpoint(content, self.round_num)
     self._saved_round = self.round_num
     if self._client_states is not None:

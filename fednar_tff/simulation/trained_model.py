@@ -67,7 +67,8 @@ def load_model(
   """Returns the model that a run has saved.
 
   The task is created again, with its data, from what the run has noted in `task.json`; a task of your own has to be
-  registered before. A run of another process may go on meanwhile.
+  registered before. A run of another process may go on meanwhile. Of a run that was interrupted (Ctrl-C), the model is
+  that of the server's state, also where the algorithm evaluates another one (FedExP's mean of two).
 
   Args:
     directory: The `output_dir` of the run.
