@@ -17,6 +17,7 @@ KerasModelFn = Callable[[Weights], tf.keras.Model]
 # How Keras calls what a layer's parameters are called in `models.py`.
 _ATTRIBUTES = {'kernel': 'kernel', 'bias': 'bias', 'scale': 'gamma', 'offset': 'beta'}
 _EPSILON = 1e-5
+_ATTENTION = 'attention'
 
 
 def of_numbers(shape: Sequence[int]) -> KerasModelFn:
@@ -65,7 +66,7 @@ def of_codes(positions: int, vocabulary_size: int, *, causal: bool, heads: int =
 
   def keras_model_fn(weights):
     width = weights['characters'].shape[1]
-    depth = sum(name.endswith('/attention/kernel') for name in weights)
+    depth = sum(name.endswith(f'/{_ATTENTION}/kernel') for name in weights)
     inputs = tf.keras.Input([positions], dtype=tf.uint8)
     vectors = layers.Embedding(vocabulary_size, width, name='characters')(inputs)
     # The numbers of the positions, whatever stands there.
@@ -75,7 +76,7 @@ def of_codes(positions: int, vocabulary_size: int, *, causal: bool, heads: int =
     for i in range(depth):
       name, is_last = f'layer{i}', i == depth - 1
       read = layers.Cropping1D((positions - 1, 0))(x) if is_last else x
-      attend = layers.MultiHeadAttention(heads, width // heads, name=f'{name}_attention')
+      attend = layers.MultiHeadAttention(heads, width // heads, name=f'{name}_{_ATTENTION}')
       mixed = attend(read, x, use_causal_mask=causal and not is_last)
       x = _layer_norm(layers.Add()([read, mixed]), f'{name}_norm0')
       hidden = _dense(x, weights, f'{name}/hidden', 'relu')
@@ -86,39 +87,39 @@ def of_codes(positions: int, vocabulary_size: int, *, causal: bool, heads: int =
 
 
 def _finish(inputs, outputs, weights):
-  """Returns the model with its weights."""
+  """Returns the model with its weights.
+
+  Raises:
+    ValueError: If the weights are not those of the model.
+  """
   model = tf.keras.Model(inputs, outputs)
-  variables = {}
+  num_assigned = 0
   for layer in model.layers:
     if isinstance(layer, tf.keras.layers.MultiHeadAttention):
       layer.set_weights(_attention_weights(layer, weights))
-      variables |= {id(v): v for v in layer.weights}
-  used = {name for name in weights if '/attention/' in name}
+      num_assigned += len(layer.weights)
   for name, value in weights.items():
     owner, _, kind = name.rpartition('/')
-    if name in used:
+    if f'{_ATTENTION}/' in name:
       continue
     layer = model.get_layer((owner or name).replace('/', '_'))
-    variable = getattr(layer, _ATTRIBUTES[kind] if owner else 'embeddings')
-    variable.assign(value)
-    variables[id(variable)] = variable
-  if len(variables) != len(model.weights):
+    getattr(layer, _ATTRIBUTES[kind] if owner else 'embeddings').assign(value)
+    num_assigned += 1
+  if num_assigned != len(model.weights):
     raise ValueError(f'The weights {", ".join(weights)} are not all that the model has.')
   return model
 
 
 def _attention_weights(layer, weights):
   """Returns the weights of a layer in the order of Keras, in which each head has its own axis."""
-  name = layer.name.replace('_attention', '/attention')
+  name = layer.name.removesuffix(f'_{_ATTENTION}') + f'/{_ATTENTION}'
   kernel, bias, out_kernel, out_bias = (
     weights[f'{name}/{part}'] for part in ('kernel', 'bias', 'out/kernel', 'out/bias')
   )
-  width = len(kernel)
+  # Queries, keys and values side by side become three.
   kernels, biases = np.split(kernel, 3, axis=1), np.split(bias, 3)
-  shapes = [variable.shape for variable in layer.weights]
   values = [part for pair in zip(kernels, biases) for part in pair] + [out_kernel, out_bias]
-  assert width == shapes[0][0]
-  return [value.reshape(shape) for value, shape in zip(values, shapes)]
+  return [v.reshape(variable.shape) for v, variable in zip(values, layer.weights, strict=True)]
 
 
 def _dense(x, weights, name, activation=None):
