@@ -17,9 +17,10 @@ _HELP = ('-h', '-help', '--help')
 
 def run(
   name: str,
-  main: Callable[[], Any],
+  main: Callable[..., Any],
   help_text: Callable[[], str] | None = None,
   interrupted: str = 'interrupted.',
+  takes_words: bool = False,
 ) -> None:
   """Parses the flags, calls `main` and ends the process.
 
@@ -32,6 +33,7 @@ def run(
     main: What it does.
     help_text: What --help prints; the docstring and the flags of the binary unless given.
     interrupted: What a user is told at Ctrl-C.
+    takes_words: Whether `main` takes a list of the arguments that are no flags; otherwise there may be none.
   """
 
   def fail(message, status):
@@ -46,9 +48,9 @@ def run(
 
   def call(argv):
     try:
-      if len(argv) > 1:
+      if len(argv) > 1 and not takes_words:
         raise UsageError(f'{argv[1]!r} is not a flag; all arguments are --name=value.')
-      status = main()
+      status = main(argv[1:]) if takes_words else main()
       sys.stdout.flush()
       sys.exit(status)
     except UsageError as e:
@@ -72,7 +74,10 @@ def run(
     sys.exit(0)
   logging.set_verbosity(logging.WARNING)
   signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-  app.run(call, flags_parser=parse)
+  # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras has no functional models.
+  app.define_help_flags()
+  logging.use_absl_handler()
+  call(parse(sys.argv))
 
 
 def _end_unread():

@@ -7,9 +7,12 @@ prints a table for each task and writes it as Markdown, LaTeX and CSV, with the 
 Settings that are equal in all runs are the title, settings that vary are columns; a cell is the mean
 over seeds and their standard deviation. Beside baseline and NAR stand their paired difference by seed
 with a 95 % confidence interval, and the paper's two numbers where the settings are of its kind. With
---table, the table has the paper's layout, and only its cells.
+--table, the table has the paper's layout, and only its cells. --format=html is one file with all of it,
+report.html in --output_dir or what is printed: tables, figures, settings, runs, partition, clipping; it
+loads nothing from a network.
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -34,7 +37,12 @@ _STATISTIC = flags.DEFINE_enum(
   'statistic', 'final', list(runs.STATISTICS),
   'Which accuracy of a run: of the last evaluation, the best, or the mean of the last ten.',
 )  # fmt: skip
-_FORMAT = flags.DEFINE_enum('format', 'terminal', list(tables.STYLES), 'How the table is printed.')
+_FORMAT = flags.DEFINE_enum(
+  'format',
+  'terminal',
+  [*tables.STYLES, tables.HTML],
+  'How the table is printed; html is a page with everything.',
+)
 _FIGURES = flags.DEFINE_list(
   'figures', list(presets.FIGURES), 'Which figures are made; also: partition.'
 )
@@ -45,17 +53,13 @@ _OUTPUT_DIR = flags.DEFINE_string(
 
 def check_flags():
   """Raises a `UsageError` if something was given that means nothing."""
-  if not _RUNS.value or not all(_RUNS.value):
-    raise settings_lib.UsageError('--runs= is empty; it takes folders that hold run directories.')
-  for folder in _RUNS.value:
-    if not pathlib.Path(folder).is_dir():
-      raise settings_lib.UsageError(f'--runs={folder} is no folder.')
+  runs.check_folders(_RUNS.value)
   for name in _FIGURES.value:
     if name not in (*presets.FIGURES, 'partition'):
       raise settings_lib.UsageError(
         f'--figures={name} is unknown; allowed are {", ".join(presets.FIGURES)} and partition.'
       )
-  if flags.FLAGS['figures'].present and _OUTPUT_DIR.value is None:
+  if flags.FLAGS['figures'].present and _OUTPUT_DIR.value is None and _FORMAT.value != tables.HTML:
     raise settings_lib.UsageError('--figures needs --output_dir, the folder that they go to.')
   if _VARIANT.value and not _TABLE.value:
     raise settings_lib.UsageError(
@@ -119,33 +123,87 @@ def write(name, table, experiment):
   print('written: ' + ', '.join(map(str, written)) + '\n')
 
 
-def draw_partitions(experiment, stem):
-  """Draws each kind of split once, by the data and the seed of the first run that has it."""
+def splits(experiment):
+  """Returns the first run of each kind of split, with what that is in words."""
+  names = ('num_clients', 'partition', 'alpha')
+  by_split = {}
+  for run in experiment.runs:
+    by_split.setdefault(tuple((name, run.identity.get(name)) for name in names), run)
+  return {grouping.describe(split): run for split, run in by_split.items()}
+
+
+def draw_partition(run, target):
+  """Draws who holds which classes, by the data and the seed of a run."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import fednar_tff
   from experiments.running import building  # Only here: both import TensorFlow.
 
-  names = ('num_clients', 'partition', 'alpha')
-  by_split = {}
-  for run in experiment.runs:
-    by_split.setdefault(tuple(run.identity.get(name) for name in names), run)
+  try:
+    building.draw_partition(run.path, target)
+  except (KeyError, ValueError, fednar_tff.tasks.DataError) as e:
+    raise settings_lib.UsageError(f'--figures=partition: no picture for {run.path}: {e}') from e
+
+
+def draw_partitions(experiment, stem):
+  """Draws each kind of split once."""
   written = []
-  for number, run in enumerate(by_split.values(), 1):
+  for number, run in enumerate(splits(experiment).values(), 1):
     suffix = '' if number == 1 else f'_page{number}'
     written.append(stem.with_name(f'{stem.name}{suffix}.png'))
-    try:
-      building.draw_partition(run.path, written[-1])
-    except (KeyError, ValueError, fednar_tff.tasks.DataError) as e:
-      raise settings_lib.UsageError(f'--figures=partition: no picture for {run.path}: {e}') from e
+    draw_partition(run, written[-1])
   return written
+
+
+def make_section(name, table, experiment):
+  """Returns a part of the page: a table, its figures, its partitions, its runs."""
+  from experiments.reading import drawing, figures, html_page, listing
+
+  drawn = {}
+  for figure, plot in figures.FIGURES.items():
+    if figure in _FIGURES.value:
+      pages = plot(experiment, table.title, _STATISTIC.value)
+      drawn[figure] = [
+        drawing.to_svg(page.savefig, f'{figure}{name}{i}') for i, page in enumerate(pages)
+      ]
+  if 'partition' in _FIGURES.value or not flags.FLAGS['figures'].present:
+    drawn['partition'] = []
+    for number, (split, run) in enumerate(splits(experiment).items()):
+      try:
+        draw = functools.partial(draw_partition, run)
+        drawn['partition'].append(drawing.to_svg(draw, f'partition{name}{number}'))
+      except settings_lib.UsageError as e:
+        if flags.FLAGS['figures'].present:
+          raise
+        table.notes.append(f'No picture of the partition ({split}): {e}')
+  return html_page.Section(table, drawn, experiment.constants, listing.list_table(experiment.runs))
+
+
+def write_page(sections):
+  """Writes or prints the page."""
+  from experiments.reading import html_page
+
+  text = html_page.make(sections)
+  if _OUTPUT_DIR.value is None:
+    print(text, end='')
+    return
+  path = pathlib.Path(_OUTPUT_DIR.value) / 'report.html'
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = path.with_suffix('.html_temp')
+  temporary.write_text(text, encoding='utf-8')
+  temporary.replace(path)
+  print(f'written: {path}')
 
 
 def main():
   check_flags()
   found, num_damaged = read_runs()
+  sections = []
   for name, table, experiment in list(make_tables(found)):
     if num_damaged:
       table.notes.append(f'Left out because they cannot be read: {num_damaged}.')
+    if _FORMAT.value == tables.HTML:
+      sections.append(make_section(name, table, experiment))
+      continue
     if _FORMAT.value != 'markdown':  # Which has them in itself.
       print('\n'.join([table.title, *table.notes, '']))
     print(tables.format_table(table, _FORMAT.value))
@@ -154,6 +212,11 @@ def main():
         write(name, table, experiment)
       except OSError as e:
         raise settings_lib.UsageError(f'--output_dir={_OUTPUT_DIR.value}: {e.strerror}.') from e
+  if sections:
+    try:
+      write_page(sections)
+    except OSError as e:
+      raise settings_lib.UsageError(f'--output_dir={_OUTPUT_DIR.value}: {e.strerror}.') from e
 
 
 if __name__ == '__main__':

@@ -2,7 +2,7 @@
 
 A block is run by bash as it is written. What would take hours, a second machine or a download is cut down here, and nowhere else:
 
-- `experiments.train` trains two rounds, on the digits images; its remote workers are those that the block started. What only prints is
+- `experiments.train` trains two rounds, on the digits images, into the folder that is named; its remote workers are those that the block started. What only prints is
   done as it is written.
 - `experiments.sweep` lists the commands of the sweep as written (every name must be known, every flag must exist), and then
   runs one small cell into the same folder, so that the report that follows has something to read.
@@ -49,7 +49,9 @@ def _train(*arguments):
     _module('experiments.train', *arguments, '--print_flags')
     arguments = [a for a in arguments if not a.startswith('--flagfile=')]
   arguments = [a for a in arguments if not a.startswith('--data_dir=')]
-  small = [*_SMALL_RUN, f'--output_dir=run_{time.time_ns()}']
+  small = list(_SMALL_RUN)
+  if not any(a.startswith('--output_dir=') for a in arguments):
+    small.append(f'--output_dir=run_{time.time_ns()}')
   if any(a.startswith('--workers=') for a in arguments):
     ports = [line.split()[1] for line in _WORKERS.read_text().splitlines()]
     small.append('--workers=' + ','.join(f'localhost:{port}' for port in ports))

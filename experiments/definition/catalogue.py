@@ -114,6 +114,7 @@ ALGORITHMS = _by_name(
     'FedDyn',
     {'regularization_strength': 'regularization_strength'},
   ),
+  Option('centralized', {}, 'centralised'),
 )  # fmt: skip
 
 _BOUND = {'max_norm': 10.0, 'norm_epsilon': 0.0}

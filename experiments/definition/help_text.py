@@ -1,6 +1,8 @@
 """What `train --help` prints: the settings by group, with the defaults of each task and algorithm."""
 
+import re
 import textwrap
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
@@ -32,6 +34,29 @@ def train(docstring: str) -> str:
   lines += _entry('flagfile', 'A file with flags, one a line.')  # This and the next are of absl.
   lines += _entry('helpfull', 'List all flags, those of the libraries too.')
   return '\n'.join(lines)
+
+
+def grouped(docstring: str, groups: Mapping[str, Sequence[str]]) -> str:
+  """Returns the text of a command whose flags are registered.
+
+  Args:
+    docstring: That of the command's module.
+    groups: The names of the flags by the title of their group.
+  """
+  lines = [docstring.strip(), '', 'Flags, as --name=value:']
+  for title, names in groups.items():
+    lines += ['', f'{title}:']
+    for name in names:
+      flag = flags.FLAGS[name]
+      values = '|'.join(getattr(flag.parser, 'enum_values', ()))
+      values += '' if flag.default in (None, False, []) else f'; default {_flag_text(flag.default)}'
+      text = re.sub(r'^<.*?>: ', '', flag.help)  # Which absl puts before the help of an enum.
+      lines += _entry(name, f'{text} ({values.lstrip("; ")})' if values else text)
+  return '\n'.join(lines)
+
+
+def _flag_text(default):
+  return ','.join(default) if isinstance(default, list) else _text(default)
 
 
 def _entry(name, text):

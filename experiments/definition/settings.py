@@ -83,7 +83,7 @@ SETTINGS = (
   Setting('input_dropout', bool, 'task', 'Whether the embedded input is dropped, too.'),
   Setting('data_dir', str, 'task', "Where the data is, instead of the library's default folder.", changes_results=False),
   # What happens in a round.
-  Setting('algorithm', _choice('algorithm'), 'algorithm', 'The federated algorithm.', 'fed_avg'),
+  Setting('algorithm', _choice('algorithm'), 'algorithm', "The federated algorithm; centralized trains on all clients' data at once, as many examples a round.", 'fed_avg'),
   Setting('client_weighting', ('uniform', 'num_examples'), 'algorithm', 'How clients are weighted in the mean: all alike, or by the examples that they hold.'),
   Setting('proximal_strength', float, 'algorithm', "FedProx's pull towards the server's model.", range='nonnegative'),
   Setting('extrapolation_epsilon', float, 'algorithm', "FedExP's epsilon.", range='nonnegative'),
@@ -120,6 +120,7 @@ SETTINGS = (
   Setting('total_rounds', int, 'run', 'How many rounds; more of them continue a run that is finished.', 100, 'positive'),
   Setting('clients_per_round', int, 'run', 'How many clients take part in a round.', 10, 'positive'),
   Setting('rounds_per_evaluation', int, 'run', 'How often the whole test set is evaluated.', 10, 'positive'),
+  Setting('rounds_per_client_evaluation', int, 'run', "How often all clients' accuracies on their own training examples are measured; 0 for never.", 0, 'nonnegative'),
   Setting('rounds_per_checkpoint', int, 'run', 'How often the run is saved.', 50, 'positive', changes_results=False),
   Setting('stop_on_divergence', int, 'run', 'After how many rounds in a row without a finite client the run ends as diverged; 0 for never.', 5, 'nonnegative', changes_results=False),
   Setting('seed', int, 'run', 'The seed that all random choices are derived from.', 0, 'nonnegative'),
@@ -181,6 +182,11 @@ def check(settings: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     raise UsageError('--local_steps and --local_epochs exclude each other: give one.')
   if settings['runtime'] == 'remote':
     _check_workers(settings['workers'])
+  if settings['algorithm'] == 'centralized' and settings['rounds_per_client_evaluation']:
+    raise UsageError(
+      '--rounds_per_client_evaluation means nothing with --algorithm=centralized, which has no clients; '
+      '`python -m experiments.evaluate` tells their accuracies afterwards.'
+    )
   num_clients = settings.get('num_clients')
   if num_clients is not None and settings['clients_per_round'] > num_clients:
     raise UsageError(

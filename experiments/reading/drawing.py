@@ -1,10 +1,12 @@
 """How figures are drawn: panels on pages, one legend outside of them, bands over seeds, colours."""
 
 import dataclasses
+import io
 import pathlib
 import textwrap
 from collections.abc import Callable, Sequence
 
+import matplotlib
 import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import colors, figure, ticker
@@ -192,6 +194,23 @@ def finish_axes(axis: axes_lib.Axes, xlabel: str) -> None:
   axis.spines[['top', 'right']].set_visible(False)
   if xlabel == 'round':
     axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
+
+
+def to_svg(draw: Callable[[io.BytesIO], None], name: str) -> str:
+  """Returns a drawing as an element for a page of HTML, whose black is the page's colour of text.
+
+  Args:
+    draw: A function that saves a figure into a buffer.
+    name: What tells it apart from the other drawings of the page.
+  """
+  buffer = io.BytesIO()
+  options = {
+    'savefig.format': 'svg', 'savefig.transparent': True, 'svg.fonttype': 'none', 'svg.hashsalt': name,
+  }  # fmt: skip
+  with matplotlib.rc_context(options):
+    draw(buffer)
+  text = buffer.getvalue().decode()
+  return text[text.index('<svg') :].replace('#000000', 'currentColor')
 
 
 def save(pages: Sequence[figure.Figure], path: pathlib.Path) -> list[pathlib.Path]:

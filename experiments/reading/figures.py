@@ -13,6 +13,7 @@ from matplotlib import ticker
 from experiments.reading import drawing, grouping, runs, tables
 
 _ACCURACY = 'test accuracy (%)'
+_UPPER = 'centralized'  # No federation: a line above the others.
 
 
 def plot_run(run: runs.Run, path: pathlib.Path) -> None:
@@ -51,13 +52,19 @@ def _plot_accuracy(experiment, title, line_names=()):
   for algorithm, condition, optimizer, cell in experiment.cells():
     line = experiment.part(condition, line_names)
     panels[algorithm, experiment.part(condition, panel_names)][line, optimizer] = cell
+  upper = _take_upper_lines(panels) if not line_names else {}
   if line_names:
     panels = {k: lines for k, lines in panels.items() if len({line for line, _ in lines}) > 1}
   shades = sorted({line for lines in panels.values() for line, _ in lines}, key=_order)
   groups = collections.defaultdict(list)
   for (algorithm, setting), lines in panels.items():
+    above = _fitting(upper, setting)
 
-    def draw(axis, lines=lines):
+    def draw(axis, lines=lines, above=above):
+      for optimizer, cell in above.items():
+        label = _join(grouping.algorithm_title(_UPPER), tables.optimizer_title(optimizer))
+        style = drawing.algorithm_style(_UPPER, optimizer)
+        drawing.band(axis, cell, 'test_accuracy', 100, label=label, **style)
       for (line, optimizer), cell in lines.items():
         style = drawing.optimizer_style(optimizer, shades.index(line), len(shades))
         label = _join(tables.optimizer_title(optimizer), grouping.describe(line))
@@ -69,6 +76,29 @@ def _plot_accuracy(experiment, title, line_names=()):
       drawing.Panel(text, draw, 'round', _ACCURACY)
     )
   return drawing.draw_pages(list(groups.values()), title, drawing.describe_bands(_lines(panels)))
+
+
+def _take_upper_lines(panels):
+  """Takes the panels of centralised training out, if there are others, which they become lines of.
+
+  Returns:
+    The runs by setting and optimizer.
+  """
+  own = [key for key in panels if key[0] == _UPPER]
+  if len(own) == len(panels):
+    return {}
+  return {
+    setting: {optimizer: cell for (_, optimizer), cell in panels.pop((_UPPER, setting)).items()}
+    for _, setting in own
+  }
+
+
+def _fitting(upper, setting):
+  """Returns the centralised runs of a panel: those whose settings are the panel's, as far as they have them."""
+  for own, cells in upper.items():
+    if all(value in (None, wanted) for (_, value), (_, wanted) in zip(own, setting, strict=True)):
+      return cells
+  return {}
 
 
 def plot_curves(experiment: grouping.Experiment, title: str, statistic: str):

@@ -160,6 +160,15 @@ def _read_metrics(path):
   return rows
 
 
+def check_folders(folders: Sequence[str]) -> None:
+  """Raises a `UsageError` if the folders of --runs are none."""
+  if not folders or not all(folders):
+    raise settings_lib.UsageError('--runs= is empty; it takes folders that hold run directories.')
+  for folder in folders:
+    if not pathlib.Path(folder).is_dir():
+      raise settings_lib.UsageError(f'--runs={folder} is no folder.')
+
+
 def find_runs(roots: Iterable[str]) -> tuple[list[Run], list[str]]:
   """Returns the runs in some folders, at any depth, in a stable order, and what is damaged.
 

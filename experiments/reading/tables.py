@@ -13,6 +13,7 @@ from experiments.reading import grouping
 from experiments.reading.runs import Run, Spread, accuracy, paired_difference
 
 STYLES = {'terminal': None, 'markdown': 'md', 'latex': 'tex', 'csv': 'csv'}
+HTML = 'html'  # Of a report: one file with everything, see html_page.py.
 _PAIR = ('clip', 'nar')  # Baseline and NAR.
 _DIFFERENCE, _PAPER = 'NAR - baseline', 'paper'
 

@@ -102,6 +102,28 @@ def _schedule(settings, name):
   return algorithms.linear_warm_up(schedule, warm_up) if warm_up else schedule
 
 
+def round_of(settings, task):
+  """Returns the task that rounds are run on, and how many clients do how much in one.
+
+  Without federation, that is one client with all data, which processes as many examples as the clients would.
+  """
+  work = {name: settings.get(name) for name in ('clients_per_round', 'local_steps', 'local_epochs')}
+  if settings['algorithm'] != 'centralized':
+    return task, work
+  examples = task.examples_per_round(**work, batch_size=settings['batch_size'])
+  steps = max(1, round(examples / settings['batch_size']))
+  return task.pooled(), {'clients_per_round': 1, 'local_steps': steps, 'local_epochs': None}
+
+
+def optimizer_of_round(settings, round_num):
+  """Returns the clients' optimizer with the rates of a round, counted from 0."""
+  rates = {
+    name: float(_schedule(settings, name)(tf.constant(round_num)))
+    for name in ('learning_rate', 'weight_decay')
+  }
+  return _client_optimizer({**settings, **rates})
+
+
 def num_weights(task):
   """Returns the number of the model's trainable weights."""
   return sum(int(tf.size(w)) for w in task.model_fn().trainable_variables)

@@ -32,6 +32,18 @@ def read_config(path):
     ) from e
 
 
+def read_run_config(path, flag='run'):
+  """Returns what `config.json` of a directory says.
+
+  Raises:
+    UsageError: If the directory holds no run of `train`.
+  """
+  config = read_config(pathlib.Path(path)) if pathlib.Path(path).is_dir() else None
+  if config is None:
+    raise UsageError(f'--{flag}={path} is no directory of a run: it has no config.json.')
+  return config
+
+
 def check(path, settings) -> None:
   """Raises a `UsageError` if a directory holds another run, or too many rounds of this one."""
   config = read_config(path)

@@ -10,8 +10,7 @@ from experiments.definition.settings import RunDivergedError, RunFailedError, Us
 from experiments.running import directory
 
 _PASSED_ON = (
-  'total_rounds', 'clients_per_round', 'batch_size',
-  'rounds_per_evaluation', 'rounds_per_checkpoint',
+  'total_rounds', 'batch_size', 'rounds_per_evaluation', 'rounds_per_checkpoint',
 )  # fmt: skip
 
 
@@ -41,7 +40,9 @@ def train(settings, quiet=False):
     seeds = building.derive_seeds(settings)
     task = building.create_task(settings, seeds)
     _check_partition(path, task.partition.hash)
-    run = _start(settings, seeds, task, building.create_process(settings, task), path)
+    process = building.create_process(settings, task)
+    round_task, work = building.round_of(settings, task)
+    run = _start(settings, seeds, round_task, process, path, work)
   except (
     fednar_tff.tasks.DataError,
     fednar_tff.simulation.RunDirectoryError,
@@ -60,7 +61,8 @@ def train(settings, quiet=False):
   })  # fmt: skip
   (path / 'result.json').unlink(missing_ok=True)  # Of fewer rounds, if there is one.
   if not quiet:
-    print(_describe(settings, task, building.num_weights(task), path, run.round_num), flush=True)
+    lines = _describe(settings, task, work, building.num_weights(task), path, run.round_num)
+    print(lines, flush=True)
   try:
     run.finish(settings['title'], quiet=quiet)
   except fednar_tff.simulation.DivergedError as e:
@@ -81,7 +83,7 @@ def train(settings, quiet=False):
   return path
 
 
-def _start(settings, seeds, task, process, path):
+def _start(settings, seeds, task, process, path, work):
   from fednar_tff import simulation
 
   return simulation.run(
@@ -90,10 +92,10 @@ def _start(settings, seeds, task, process, path):
     output_dir=path,
     sampling_seed=seeds.sampling,
     batch_seed=seeds.batches,
-    local_steps=settings.get('local_steps'),
-    local_epochs=settings.get('local_epochs'),
+    **work,
     share_data=settings['runtime'] == 'in_process',
     client_states_in_memory=settings.get('client_state_storage') != 'disk',
+    rounds_per_client_evaluation=settings['rounds_per_client_evaluation'] or None,
     stop_on_divergence=settings['stop_on_divergence'] or None,
     **{name: settings[name] for name in _PASSED_ON},
   )
@@ -117,7 +119,7 @@ def _is_ours(error, package):
   return frame.tb_frame.f_globals.get('__name__', '').startswith(package.__name__ + '.')
 
 
-def _describe(settings, task, num_weights, path, round_num):
+def _describe(settings, task, round_work, num_weights, path, round_num):
   """Returns what a run is, in a few lines for the log."""
   import fednar_tff
 
@@ -126,7 +128,13 @@ def _describe(settings, task, num_weights, path, round_num):
   split += [f'alpha {s["alpha"]:g}'] if s.get('alpha') is not None else []
   clients = f'{len(task.partition.client_ids)} clients'
   clients += f' ({", ".join(split)})' if split else ''
-  work = f'{s["local_steps"]} steps' if 'local_steps' in s else f'{s["local_epochs"]} epochs'
+  steps, epochs = round_work['local_steps'], round_work['local_epochs']
+  work = f'{steps} steps' if steps is not None else f'{epochs} epochs'
+  work += f' of {s["batch_size"]} examples on '
+  if s['algorithm'] == 'centralized':
+    work += "all clients' data a round"
+  else:
+    work += f'{s["clients_per_round"]} clients a round'
   rates = f'learning rate {s["learning_rate"]:g}, weight decay {s["weight_decay"]:g}'
   rates += f', A = {s["max_norm"]:g}' if 'max_norm' in s else ''
   algorithm = f'{catalogue.ALGORITHMS[s["algorithm"]].title} with {s["client_optimizer"]}'
@@ -134,8 +142,7 @@ def _describe(settings, task, num_weights, path, round_num):
   begins = f'resumes after round {round_num}' if round_num else 'starts'
   return '\n'.join([
     f'{s["task"]}: {s.get("model", "its own model")}, {num_weights:,} weights, {clients}',
-    f'{algorithm}: {rates}; {work} of {s["batch_size"]} examples '
-    f'on {s["clients_per_round"]} clients a round',
+    f'{algorithm}: {rates}; {work}',
     f'on {s["runtime"]} ({devices})',
     f'in {path}: {begins}, of {s["total_rounds"]} rounds',
   ])  # fmt: skip
@@ -146,7 +153,7 @@ def _save_result(path, weights, **marks):
 
   found = runs.read_run(path)
   figures.plot_run(found, path / 'curves.png')
-  summary = {**found.summary(), 'weights_sha256': _hash_weights(weights), **marks}
+  summary = {**found.summary(), 'weights_sha256': hash_weights(weights), **marks}
   # Last: its presence says that the run is finished.
   directory.save_json(path / 'result.json', summary)
   return summary
@@ -168,7 +175,7 @@ def _describe_environment():
   }
 
 
-def _hash_weights(weights):
+def hash_weights(weights):
   """Returns a hash by which two runs can be compared to the bit."""
   import numpy as np
   import tensorflow as tf

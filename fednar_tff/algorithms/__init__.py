@@ -1,5 +1,6 @@
 """One round: federated algorithms as TFF processes."""
 
+from fednar_tff.algorithms.centralized import build_centralized as build_centralized
 from fednar_tff.algorithms.fed_adam import build_fed_adam as build_fed_adam
 from fednar_tff.algorithms.fed_adam import build_reference_adam as build_reference_adam
 from fednar_tff.algorithms.fed_avg import build_fed_avg as build_fed_avg

@@ -3,7 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-from fednar_tff.algorithms import fed_adam, fed_avg, fed_avgm, fed_dyn, fed_exp, fed_prox, scaffold
+from fednar_tff.algorithms import (
+  centralized,
+  fed_adam,
+  fed_avg,
+  fed_avgm,
+  fed_dyn,
+  fed_exp,
+  fed_prox,
+  scaffold,
+)
 
 _BUILDERS = {
   'fed_avg': fed_avg.build_fed_avg,
@@ -13,6 +22,7 @@ _BUILDERS = {
   'fed_adam': fed_adam.build_fed_adam,
   'fed_avgm': fed_avgm.build_fed_avgm,
   'fed_dyn': fed_dyn.build_fed_dyn,
+  'centralized': centralized.build_centralized,
 }
 
 ALGORITHMS = tuple(_BUILDERS)

@@ -3,6 +3,15 @@
 from fednar_tff.simulation.callbacks import Callback as Callback
 from fednar_tff.simulation.callbacks import CallbackError as CallbackError
 from fednar_tff.simulation.callbacks import EarlyStopping as EarlyStopping
+from fednar_tff.simulation.client_evaluation import ClientSummary as ClientSummary
+from fednar_tff.simulation.client_evaluation import Personalization as Personalization
+from fednar_tff.simulation.client_evaluation import (
+  build_client_evaluation as build_client_evaluation,
+)
+from fednar_tff.simulation.client_evaluation import build_personalization as build_personalization
+from fednar_tff.simulation.client_evaluation import build_prediction as build_prediction
+from fednar_tff.simulation.client_evaluation import confusion_matrix as confusion_matrix
+from fednar_tff.simulation.client_evaluation import summarize_clients as summarize_clients
 from fednar_tff.simulation.client_states import ClientStates as ClientStates
 from fednar_tff.simulation.data_source import build_data_source as build_data_source
 from fednar_tff.simulation.evaluation import build_evaluation as build_evaluation
@@ -19,3 +28,7 @@ from fednar_tff.simulation.storage import check_output_dir as check_output_dir
 from fednar_tff.simulation.trackers import MLflowTracker as MLflowTracker
 from fednar_tff.simulation.trackers import TrackerError as TrackerError
 from fednar_tff.simulation.trackers import WandbTracker as WandbTracker
+from fednar_tff.simulation.trained_model import EXPORT_FORMATS as EXPORT_FORMATS
+from fednar_tff.simulation.trained_model import TrainedModel as TrainedModel
+from fednar_tff.simulation.trained_model import export_model as export_model
+from fednar_tff.simulation.trained_model import load_model as load_model

@@ -6,13 +6,15 @@ from collections.abc import Callable
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from fednar_tff.simulation import checkpoints
+
 
 def build_evaluation(
   model_fn: Callable[[], tff.learning.models.VariableModel], dataset: tf.data.Dataset
 ) -> Callable[[tff.learning.models.ModelWeights], collections.OrderedDict[str, float]]:
   """Returns a function from model weights to the model's metrics on a dataset.
 
-  The function's attribute `metric_names` lists their names.
+  The function's attribute `metric_names` lists their names, `variable_names` those of the weights.
 
   Args:
     model_fn: A function without arguments that returns a new `tff.learning.models.VariableModel`.
@@ -44,4 +46,7 @@ def build_evaluation(
     )
 
   evaluate.metric_names = list(model.metric_finalizers())
+  evaluate.variable_names = checkpoints.variable_names(
+    [*variables.trainable, *variables.non_trainable]
+  )
   return evaluate

@@ -11,8 +11,16 @@ import numpy as np
 from absl import logging
 
 from fednar_tff.simulation import callbacks as callbacks_lib
+from fednar_tff.simulation import (
+  checkpoints,
+  client_evaluation,
+  data_source,
+  evaluation,
+  report,
+  seeds,
+  storage,
+)
 from fednar_tff.simulation import client_states as client_states_lib
-from fednar_tff.simulation import data_source, evaluation, report, seeds, storage
 from fednar_tff.tasks import Task
 
 # The metrics of `fednar_tff.algorithms` that describe the algorithm, not the model.
@@ -68,18 +76,30 @@ class Run:
   """An iterator over rounds, made by `run`. Iterate, or call `finish`."""
 
   def __init__(
-    self, clients, process, state, evaluate, directory, states, settings, description, callbacks
+    self,
+    task,
+    clients,
+    process,
+    state,
+    evaluate,
+    directory,
+    states,
+    settings,
+    description,
+    callbacks,
   ):
-    self._clients, self._process, self._evaluate = clients, process, evaluate
+    self._task, self._clients = task, clients
+    self._process, self._evaluate = process, evaluate
     self._directory, self._client_states = directory, states
     self._settings, self._description = settings, description
     self._callbacks = callbacks
     self._has_ended = False
     self._stop_reason = None
+    self._evaluate_clients = None
     round_num = 0
     if directory is not None:
       state, round_num = directory.load_latest_checkpoint(state) or (state, round_num)
-      directory.save_description()
+      directory.save_description(getattr(task, 'arguments', None))
     self._latest = _Latest(state, round_num, (), ())
     self._saved_round = round_num
     self._last = None
@@ -176,7 +196,8 @@ class Run:
       raise
     except (KeyboardInterrupt, SystemExit, callbacks_lib.CallbackError) as e:
       try:
-        self._save()  # The rounds that are done are not done for nothing.
+        interrupted = not isinstance(e, callbacks_lib.CallbackError)
+        self._save(interrupted)  # The rounds that are done are not done for nothing.
       finally:
         self._end(e)
       raise
@@ -247,6 +268,7 @@ class Run:
     metrics.update(
       self._test_metrics(self._process.get_model_weights(state) if evaluated else None)
     )
+    metrics.update(self._client_metrics(state, done))
     seconds = time.perf_counter() - start
     if self._directory is not None:
       self._directory.release(done, metrics, seconds)
@@ -287,13 +309,28 @@ class Run:
       values = {k: np.float32(v) for k, v in self._evaluate(weights).items()}
     return {f'test_{k}': v for k, v in values.items()}
 
-  def _save(self):
+  def _client_metrics(self, state, round_num):
+    """Returns the accuracies by client in three numbers, if they are asked for."""
+    settings = self._settings
+    if not settings.rounds_per_client_evaluation:
+      return {}
+    if round_num % settings.rounds_per_client_evaluation and round_num != settings.total_rounds:
+      return client_evaluation.summary_metrics(None)
+    if self._evaluate_clients is None:
+      self._evaluate_clients = client_evaluation.build_client_evaluation(self._task)
+    weights = self._process.get_model_weights(state)
+    return client_evaluation.summary_metrics(self._evaluate_clients(weights))
+
+  def _save(self, interrupted=False):
     if self._directory is None or self.round_num == self._saved_round:
       return
     self._store_client_states()
     if self._client_states is not None:
       self._client_states.commit(self.round_num)
-    self._directory.save_checkpoint(self.state, self.round_num)
+    # What was interrupted may be the runtime, which then is not asked for anything more.
+    weights = None if interrupted else self.model_weights
+    content = checkpoints.to_save(self.state, weights, self._evaluate.variable_names)
+    self._directory.save_checkpoint(content, self.round_num)
     self._saved_round = self.round_num
     if self._client_states is not None:
       self._client_states.prune(min(self._directory.checkpoint_versions()))
@@ -358,6 +395,7 @@ class _Settings(NamedTuple):
   local_epochs: int | None
   seeds: seeds.Seeds
   rounds_per_evaluation: int
+  rounds_per_client_evaluation: int | None
   rounds_per_checkpoint: int
   packed: bool
   stop_on_divergence: int | None
@@ -376,6 +414,7 @@ def run(
   sampling_seed: int | None = None,
   batch_seed: int | None = None,
   rounds_per_evaluation: int = 10,
+  rounds_per_client_evaluation: int | None = None,
   rounds_per_checkpoint: int = 50,
   output_dir: str | pathlib.Path | None = None,
   packed: bool = True,
@@ -402,6 +441,9 @@ def run(
     sampling_seed: Decides which clients take part.
     batch_seed: Decides the batches, dropout and augmentation.
     rounds_per_evaluation: How often the whole test set is evaluated; the last round always is.
+    rounds_per_client_evaluation: How often all clients' accuracies on their own training examples are measured, as
+      `client_accuracy_mean`, `_deviation` and `_worst_tenth`, see `summarize_clients`, each client counting the same; None
+      means never, otherwise the last round always is.
     rounds_per_checkpoint: How often the state is saved; the last round always is.
     output_dir: Where; None saves and writes nothing. A directory with a run of another model, data, hparams or settings is refused
       and left as it is; what else an algorithm computes is not compared.
@@ -427,6 +469,7 @@ def run(
     local_epochs=local_epochs,
     seeds=seeds.derive_seeds(seed, sampling=sampling_seed, batches=batch_seed),
     rounds_per_evaluation=rounds_per_evaluation,
+    rounds_per_client_evaluation=rounds_per_client_evaluation,
     rounds_per_checkpoint=rounds_per_checkpoint,
     packed=packed,
     stop_on_divergence=stop_on_divergence,
@@ -434,6 +477,11 @@ def run(
   for name in ('total_rounds', 'rounds_per_evaluation', 'rounds_per_checkpoint'):
     if getattr(settings, name) < 1:
       raise ValueError(f'`{name}` must be a positive integer, found {getattr(settings, name)!r}.')
+  if rounds_per_client_evaluation is not None and rounds_per_client_evaluation < 1:
+    raise ValueError(
+      '`rounds_per_client_evaluation` must be a positive integer or None, '
+      f'found {rounds_per_client_evaluation!r}.'
+    )
   if stop_on_divergence is not None and stop_on_divergence < 1:
     raise ValueError(
       f'`stop_on_divergence` must be a positive integer or None, found {stop_on_divergence!r}.'
@@ -468,7 +516,16 @@ def run(
     )
   evaluate = evaluation.build_evaluation(task.model_fn, task.datasets.get_centralized_test_data())
   return Run(
-    clients, process, state, evaluate, directory, states, settings, description, tuple(callbacks)
+    task,
+    clients,
+    process,
+    state,
+    evaluate,
+    directory,
+    states,
+    settings,
+    description,
+    tuple(callbacks),
   )
 
 
@@ -484,10 +541,16 @@ def _describe(task, process, state, settings):
     'batch_seed': settings.seeds.batches,
     'rounds_per_evaluation': settings.rounds_per_evaluation,
     'packed': settings.packed,
+    **_if_given('rounds_per_client_evaluation', settings.rounds_per_client_evaluation),
     **{name: str(value) for name, value in hparams.items()},
     'partition of the data': task.partition.hash,
     'type of the state (model or algorithm)': str(process.initialize.type_signature.result),
   }
+
+
+def _if_given(name, value):
+  """A setting that earlier versions did not have, so that their runs still are what they were."""
+  return {} if value is None else {name: value}
 
 
 def _check_packed(process: Any, packed: bool) -> None:

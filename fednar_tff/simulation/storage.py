@@ -23,8 +23,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from fednar_tff.simulation import checkpoints
+
 _KEY = 'round_num'
 _DESCRIPTION = 'run.json'
+TASK = 'task.json'
 # More than one, so that a damaged newest checkpoint loses no more than the rounds since the one before.
 _CHECKPOINTS_KEPT = 3
 
@@ -125,15 +128,20 @@ class RunDirectory:
         'Choose another directory.'
       )
 
-  def save_description(self) -> None:
-    """Writes what the run is."""
-    path = self.path / _DESCRIPTION
-    temporary = path.with_suffix('.json_temp')
+  def save_description(self, task_arguments: Mapping[str, Any] | None = None) -> None:
+    """Writes what the run is and, if it is known, how its task is created."""
     try:
-      temporary.write_text(json.dumps(self._description, indent=2) + '\n')
-      temporary.replace(path)
+      self._save_json(_DESCRIPTION, self._description)
+      if task_arguments is not None:
+        self._save_json(TASK, task_arguments)
     except OSError as e:
       raise RunDirectoryError(f'Cannot write to {self.path}: {e.strerror}.') from e
+
+  def _save_json(self, name, value):
+    path = self.path / name
+    temporary = path.with_suffix('.json_temp')
+    temporary.write_text(json.dumps(value, indent=2, default=str) + '\n')
+    temporary.replace(path)
 
   def _remove_leftovers(self):
     """Removes what a killed process left half-written."""
@@ -156,21 +164,20 @@ class RunDirectory:
     with writing_to(self.path):
       return self._thread.submit(asyncio.run, coroutine).result()
 
-  def save_checkpoint(self, state: Any, version: int) -> None:
-    """Saves the leaves of a structure."""
-    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
-    self._wait_for(self._checkpoints.save(leaves, version))
+  def save_checkpoint(self, content: Any, version: int) -> None:
+    """Saves what `checkpoints.to_save` returned."""
+    self._wait_for(self._checkpoints.save(content, version))
 
   def load_latest_checkpoint(self, structure: Any) -> tuple[Any, int] | None:
     """Returns the newest checkpoint that is whole, as `(state, version)`, or None; damaged newer ones are set aside."""
     like = [np.asarray(leaf) for leaf in tf.nest.flatten(structure)]
     for version in reversed(self.checkpoint_versions()):
+      path = self.path / 'checkpoints' / f'program_state_{version}'
       try:
-        leaves = self._thread.submit(asyncio.run, self._checkpoints.load(version, like)).result()
-        leaves = [np.asarray(x).astype(y.dtype).reshape(y.shape) for x, y in zip(leaves, like)]
+        leaves = checkpoints.read(path).leaves
+        leaves = [x.astype(y.dtype).reshape(y.shape) for x, y in zip(leaves, like, strict=True)]
         return tf.nest.pack_sequence_as(structure, leaves), version
       except Exception as e:
-        path = self.path / 'checkpoints' / f'program_state_{version}'
         if _can_be_read(path):
           self.close()
           raise RunDirectoryError(

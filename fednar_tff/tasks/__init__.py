@@ -11,5 +11,6 @@ from fednar_tff.tasks.registry import register_task as register_task
 from fednar_tff.tasks.registry import task_arguments as task_arguments
 from fednar_tff.tasks.registry import task_names as task_names
 from fednar_tff.tasks.sources import DataError as DataError
+from fednar_tff.tasks.task import RawInput as RawInput
 from fednar_tff.tasks.task import Task as Task
 from fednar_tff.tasks.task import build_task as build_task

@@ -60,6 +60,8 @@ def assemble(
   model_seed: int,
   train_client_spec: Any,
   needs_seed: bool = False,
+  raw_input: task.RawInput | None = None,
+  keras_model_fn: Any = None,
 ) -> task.Task:
   """Builds a task whose input spec follows from its arrays."""
 
@@ -77,6 +79,8 @@ def assemble(
     partition=partition,
     model_fn=model_fn,
     functional_model_fn=functional_model_fn,
+    raw_input=raw_input,
+    keras_model_fn=keras_model_fn,
     train_client_spec=train_client_spec,
     seed=seed,
   )

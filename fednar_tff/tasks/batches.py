@@ -66,6 +66,32 @@ def check_size(
   return local_epochs, local_steps
 
 
+def count_examples(
+  num_examples: int,
+  *,
+  batch_size: int,
+  local_steps: int | None = None,
+  local_epochs: int | None = None,
+) -> int:
+  """Returns how many examples, with repetitions, the batches of `make_index` have.
+
+  >>> count_examples(5, batch_size=2, local_steps=4)  # 2 + 2 + 1, and 2 of the next epoch.
+  7
+
+  Args:
+    num_examples: How many examples the client holds.
+    batch_size: Examples per batch.
+    local_steps: The number of batches; this or `local_epochs`.
+    local_epochs: The number of epochs; this or `local_steps`.
+  """
+  _, steps = check_size(
+    num_examples, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
+  )
+  columns = min(batch_size, num_examples)
+  epochs, rest = divmod(steps, -(-num_examples // columns))
+  return epochs * num_examples + rest * columns
+
+
 def make_index(
   num_examples: int,
   client_id: str,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from fednar_tff.tasks import assembly, models, sources, task
+from fednar_tff.tasks import assembly, keras_models, models, sources, task
 from fednar_tff.tasks import partition as partition_lib
 
 _SIDE, _PADDING = 32, 4
@@ -59,6 +59,7 @@ def build_cifar10(
     model_seed=model_seed,
     train_client_spec=train_client_spec,
     needs_seed=True,
+    **_outside_of_training('cifar10', model, pooling),
   )
 
 
@@ -89,6 +90,7 @@ def build_cifar100(
     model_seed=model_seed,
     train_client_spec=train_client_spec,
     needs_seed=True,
+    **_outside_of_training('cifar100', model, pooling),
   )
 
 
@@ -96,6 +98,20 @@ def _examples(split):
   return collections.OrderedDict(
     x=collections.OrderedDict(image=split['image']), y=np.asarray(split['label'], np.int32)
   )
+
+
+def _outside_of_training(name, model, pooling):
+  """Returns what the trained model takes, and its form in Keras."""
+  mean, deviation = (255.0 * np.array(s) for s in STATISTICS[name])
+  shape = [_SIDE, _SIDE, 3]
+  return {
+    'raw_input': task.RawInput(
+      tf.TensorSpec([None, *shape], tf.uint8), lambda raw: collections.OrderedDict(image=raw)
+    ),
+    'keras_model_fn': keras_models.of_images(
+      model, shape, offset=mean, scale=deviation, pooling=pooling or 'global'
+    ),
+  }
 
 
 def _build_network(name, model, num_classes, augmentation, padding, pooling):

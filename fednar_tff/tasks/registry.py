@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import tensorflow_federated as tff
 
 from fednar_tff.tasks import cifar, shakespeare, small_tasks, task
@@ -117,7 +118,12 @@ def create_task(
   for key in ('seed', 'partition_seed', 'model_seed'):
     if key in taken:
       given.setdefault(key, seed)
-  return builder(**given)
+  made = builder(**given)
+  if not isinstance(made, task.Task):  # Any `BaselineTask` can be registered.
+    return made
+  arguments = {'name': name, **taken, **given}
+  arguments.pop('train_client_spec', None)  # Of stock pipelines; it changes neither data nor model.
+  return attrs.evolve(made, arguments=arguments)
 
 
 def _builder(name):

@@ -6,8 +6,9 @@ import re
 import string
 
 import numpy as np
+import tensorflow as tf
 
-from fednar_tff.tasks import assembly, models, sources
+from fednar_tff.tasks import assembly, keras_models, models, sources, task
 from fednar_tff.tasks import partition as partition_lib
 
 WINDOW = 80
@@ -94,12 +95,33 @@ def build_shakespeare(
     model_seed=model_seed,
     train_client_spec=train_client_spec,
     needs_seed=True,
+    raw_input=task.RawInput(
+      tf.TensorSpec([None], tf.string),
+      lambda raw: collections.OrderedDict(
+        tokens=encode_last_window(_leaf_text_in_graph(raw) if text == 'leaf' else raw)
+      ),
+    ),
+    keras_model_fn=keras_models.of_codes(WINDOW, VOCABULARY_SIZE, causal=prediction == 'every'),
   )
 
 
 def encode(text: bytes) -> np.ndarray:
   """Returns the codes of a text's characters, uint8."""
   return _CODES[np.frombuffer(text, np.uint8)]
+
+
+def encode_last_window(texts: tf.Tensor) -> tf.Tensor:
+  """Returns the codes of the last `WINDOW` characters of each text; a shorter one has spaces before it.
+
+  Args:
+    texts: Strings `[batch]`.
+
+  Returns:
+    uint8 `[batch, WINDOW]`.
+  """
+  padded = tf.strings.join([' ' * WINDOW, texts])
+  last = tf.strings.substr(padded, -WINDOW, WINDOW)
+  return tf.gather(_CODES, tf.cast(tf.io.decode_raw(last, tf.uint8, fixed_length=WINDOW), tf.int32))
 
 
 def _text_by_role(examples):
@@ -112,6 +134,10 @@ def _text_by_role(examples):
 
 def _leaf_text(raw):
   return re.sub(b' {2,}', b' ', raw.replace(b'\n', b' '))
+
+
+def _leaf_text_in_graph(texts):
+  return tf.strings.regex_replace(tf.strings.regex_replace(texts, '\n', ' '), ' {2,}', ' ')
 
 
 def _choose_roles(codes, num_clients, seed):

@@ -3,10 +3,12 @@
 import collections
 
 import numpy as np
+import tensorflow as tf
 
-from fednar_tff.tasks import assembly, models
+from fednar_tff.tasks import assembly, keras_models, models, task
 
 _NUM_DIGITS_TRAIN = 1437  # Four fifths of the 1,797 images.
+_DIGITS_LEVELS = 16.0  # Of grey.
 _SYNTHETIC_CLASSES, _SYNTHETIC_FEATURES = 4, 8
 _SYNTHETIC_TRAIN, _SYNTHETIC_TEST = 400, 200
 
@@ -32,7 +34,7 @@ def build_digits(
   # The images come ordered by writer: mixed once, the same for every seed, so that the test
   # set has the same writers as the training set.
   order = np.random.RandomState(0).permutation(len(digits.target))
-  x = (digits.images[order, :, :, np.newaxis] / 16.0).astype(np.float32)
+  x = (digits.images[order, :, :, np.newaxis] / _DIGITS_LEVELS).astype(np.float32)
   y = digits.target[order].astype(np.int32)
   return assembly.assemble(
     'digits',
@@ -45,6 +47,11 @@ def build_digits(
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    raw_input=task.RawInput(
+      tf.TensorSpec([None, *x.shape[1:]], tf.uint8),
+      lambda raw: tf.cast(raw, tf.float32) / _DIGITS_LEVELS,
+    ),
+    keras_model_fn=keras_models.of_images(model, x.shape[1:], scale=_DIGITS_LEVELS),
   )
 
 
@@ -84,4 +91,9 @@ def build_synthetic(
     model_seed=model_seed,
     train_client_spec=train_client_spec,
     needs_seed=bool(dropout),
+    raw_input=task.RawInput(
+      tf.TensorSpec([None, _SYNTHETIC_FEATURES]),
+      lambda raw: collections.OrderedDict(features=raw) if dropout else raw,
+    ),
+    keras_model_fn=keras_models.of_numbers([_SYNTHETIC_FEATURES]),
   )

@@ -18,6 +18,19 @@ _NO_SEED = np.zeros([2], np.int32)
 
 
 @attrs.frozen(eq=False)
+class RawInput:
+  """What a model takes outside of training, and how that becomes the model's `x`.
+
+  Attributes:
+    spec: The `tf.TensorSpec` of a batch of raw examples, such as images as they are stored, or text.
+    to_x: A function, in TensorFlow, from such a batch to the model's `x`; a leaf `seed` is left out.
+  """
+
+  spec: Any
+  to_x: Callable[[Any], Any]
+
+
+@attrs.frozen(eq=False)
 class Task(tff.simulation.baselines.BaselineTask):
   """A `BaselineTask` with its data in memory once, and batches that are pure functions.
 
@@ -28,12 +41,20 @@ class Task(tff.simulation.baselines.BaselineTask):
     partition: The `Partition` of the training examples.
     functional_model_fn: A no-argument function returning the same model, with the same initial
       weights, as a `tff.learning.models.FunctionalModel`, or None.
+    raw_input: The `RawInput` of the trained model.
+    keras_model_fn: A function from the model's weights by name to a `tf.keras.Model` of stock layers
+      that takes raw examples, or None.
+    arguments: What `create_task` made it with, defaults included, or None if it was made in another
+      way.
   """
 
   name: str
   partition: partition_lib.Partition
   functional_model_fn: Callable[[], tff.learning.models.FunctionalModel] | None
-  _arrays: Any = attrs.field(alias='arrays', repr=False)
+  raw_input: RawInput
+  keras_model_fn: Callable[[Mapping[str, np.ndarray]], tf.keras.Model] | None = None
+  arguments: Mapping[str, Any] | None = None
+  _arrays: Any = attrs.field(alias='arrays', repr=False, kw_only=True)
   _position: dict = attrs.field(init=False, repr=False)
 
   def __attrs_post_init__(self):
@@ -143,6 +164,67 @@ class Task(tff.simulation.baselines.BaselineTask):
     with tf.device('CPU:0'):
       return tf.data.Dataset.from_tensor_slices((index, lengths, seeds)).map(batch_of)
 
+  def with_partition(self, partition: partition_lib.Partition) -> 'Task':
+    """Returns this task with its examples divided in another way; they stay in memory once."""
+    datasets = tff.simulation.baselines.BaselineTaskDatasets(
+      train_data=_ResidentClientData(self._arrays, partition),
+      test_data=self.datasets.test_data,
+      train_preprocess_fn=self.datasets.train_preprocess_fn,
+      eval_preprocess_fn=self.datasets.eval_preprocess_fn,
+    )
+    return attrs.evolve(self, partition=partition, datasets=datasets)
+
+  def pooled(self) -> 'Task':
+    """Returns this task with one client, `everyone`, that holds what all clients hold."""
+    rows = np.concatenate(self.partition.rows)
+    return self.with_partition(partition_lib.Partition(['everyone'], [rows], self.partition.labels))
+
+  def examples_per_round(
+    self,
+    clients_per_round: int,
+    *,
+    batch_size: int,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
+  ) -> float:
+    """Returns how many examples a round's clients process together, in the mean over the choice of clients.
+
+    Args:
+      clients_per_round: How many clients take part.
+      batch_size: Examples per batch.
+      local_steps: The number of batches; this or `local_epochs`.
+      local_epochs: The number of epochs; this or `local_steps`.
+    """
+    counts = [
+      batches.count_examples(
+        len(rows), batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
+      )
+      for rows in self.partition.rows
+    ]
+    return clients_per_round * float(np.mean(counts))
+
+  def evaluation_batches(self, rows: np.ndarray, batch_size: int = 500) -> tf.data.Dataset:
+    """Returns training examples in batches of the model's `input_spec`, for evaluation.
+
+    Args:
+      rows: The row numbers of the examples, as in `partition.rows`.
+      batch_size: Examples per batch; the last one may be short.
+    """
+    with tf.device('CPU:0'):
+      positions = tf.data.Dataset.from_tensor_slices(np.asarray(rows, np.int32)).batch(batch_size)
+      return positions.map(
+        lambda chosen: self._with_seed(
+          tf.nest.map_structure(lambda leaf: tf.gather(leaf, chosen), self._arrays), _NO_SEED
+        )
+      )
+
+  def predict_raw(self, model: tff.learning.models.VariableModel, raw: Any) -> tf.Tensor:
+    """Returns what a model of `model_fn` says of raw examples, see `raw_input`."""
+    x = self.raw_input.to_x(raw)
+    if _has_seed(model.input_spec):
+      x = collections.OrderedDict(x, **{SEED_KEY: tf.constant(_NO_SEED)})
+    return model.predict_on_batch(x, training=False)
+
   def _round(self, client_id, round_num, batch_size, local_steps, local_epochs, seed):
     """Returns the client's rows and the batches as positions among them."""
     if client_id not in self._position:
@@ -229,6 +311,8 @@ def build_task(
   partition: partition_lib.Partition,
   model_fn: Callable[[], tff.learning.models.VariableModel],
   functional_model_fn: Callable[[], tff.learning.models.FunctionalModel] | None = None,
+  raw_input: RawInput | None = None,
+  keras_model_fn: Callable[[Mapping[str, np.ndarray]], tf.keras.Model] | None = None,
   train_client_spec: tff.simulation.baselines.ClientSpec | None = None,
   eval_batch_size: int = 500,
   seed: int = 0,
@@ -244,6 +328,9 @@ def build_task(
     partition: Who holds which rows of `train`.
     model_fn: A no-argument function returning a `tff.learning.models.VariableModel`.
     functional_model_fn: The same model as a `tff.learning.models.FunctionalModel`.
+    raw_input: What the trained model takes; batches of `x` as they are in `train` unless given.
+    keras_model_fn: A function from the trained weights by name to a `tf.keras.Model` of stock layers
+      that takes raw examples.
     train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`, for stock pipelines;
       one epoch of batches of 32 by default. `Task.packed_client` and `Task.client_batches` take
       their own numbers.
@@ -264,7 +351,8 @@ def build_task(
       f'found {sorted(num_examples)}.'
     )
   with tf.Graph().as_default():
-    has_seed = _has_seed(model_fn().input_spec)
+    input_spec = model_fn().input_spec
+  has_seed = _has_seed(input_spec)
   spec = train_client_spec or tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=32)
   longest = max(len(rows) for rows in partition.rows)
 
@@ -295,6 +383,8 @@ def build_task(
     name=name,
     partition=partition,
     functional_model_fn=functional_model_fn,
+    raw_input=raw_input or RawInput(_without_seed(_x_of(input_spec)), lambda raw: raw),
+    keras_model_fn=keras_model_fn,
     arrays=train,
   )
 
@@ -305,9 +395,19 @@ def _resident(structure):
     return tf.nest.map_structure(tf.convert_to_tensor, structure)
 
 
+def _x_of(input_spec):
+  return input_spec['x'] if isinstance(input_spec, Mapping) else input_spec[0]
+
+
 def _has_seed(input_spec):
-  x = input_spec['x'] if isinstance(input_spec, Mapping) else input_spec[0]
+  x = _x_of(input_spec)
   return isinstance(x, Mapping) and SEED_KEY in x
+
+
+def _without_seed(x):
+  if not isinstance(x, Mapping):
+    return x
+  return collections.OrderedDict((key, leaf) for key, leaf in x.items() if key != SEED_KEY)
 
 
 def _with_seed(batch, seed):

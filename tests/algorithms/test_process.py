@@ -108,13 +108,14 @@ def test_registry_has_all_algorithms():
     'fed_adam',
     'fed_avgm',
     'fed_dyn',
+    'centralized',
   )
   for name in algorithms.ALGORITHMS:
     assert algorithms.get_builder(name) is getattr(algorithms, f'build_{name}')
 
 
 def test_registry_lists_the_known_names():
-  known = 'fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm, fed_dyn'
+  known = 'fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm, fed_dyn, centralized'
   with pytest.raises(ValueError, match=f"Unknown algorithm 'fedavg'; known are {known}"):
     algorithms.get_builder('fedavg')
 
