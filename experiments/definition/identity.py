@@ -22,7 +22,7 @@ _NAME_PARTS = {
   'weight_decay': 'wd',
   'max_norm': 'A',
 }
-# Choices that are in a run's name where they are not at their default; what the others are, its main settings tell.
+# Choices that a run's name and a report's title say where they are not at their default; the others, their main settings tell.
 _NAMED_CHOICES = ('learning_rate_schedule', 'weight_decay_schedule')
 # More rounds continue a run, in the folder that it has.
 _NOT_IN_NAME = ('total_rounds', 'seed')
@@ -95,10 +95,15 @@ def difference(
   ]
 
 
+def usual(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what the settings of a run would be if only its choices were given, but for those that it names where they are not as usual."""
+  return resolve({c: settings.get(c) for c in catalogue.CHOICES if c not in _NAMED_CHOICES})
+
+
 def run_name(settings: Mapping[str, Any]) -> str:
   """Returns a folder name: the main settings of a run, and all that are not at their default."""
   resolved = resolve(settings)
-  usual = resolve({c: resolved.get(c) for c in catalogue.CHOICES if c not in _NAMED_CHOICES})
+  defaults = usual(resolved)
   parts = [
     f'{prefix}{_text(resolved[name])}'
     for name, prefix in _NAME_PARTS.items()
@@ -108,7 +113,7 @@ def run_name(settings: Mapping[str, Any]) -> str:
   parts += [
     f'{name}{_text(value)}'
     for name, value in others.items()
-    if name not in _NAME_PARTS and name not in _NOT_IN_NAME and value != usual.get(name)
+    if name not in _NAME_PARTS and name not in _NOT_IN_NAME and value != defaults.get(name)
   ]
   return '_'.join([*parts, f'seed{resolved["seed"]}']).replace('/', '-')
 

@@ -70,8 +70,7 @@ def algorithm_title(name: str) -> str:
 
 def _is_usual(name: str, identity: Mapping[str, Any]) -> bool:
   """Whether a setting has the value that it would have if it were not given."""
-  choices = {choice: identity.get(choice) for choice in catalogue.CHOICES}
-  return identity_lib.resolve(choices).get(name) == identity.get(name)
+  return identity_lib.usual(identity).get(name) == identity.get(name)
 
 
 def _is_about_clipping(name: str) -> bool:

@@ -84,6 +84,13 @@ def test_two_runs_of_one_cell_and_seed_are_an_error_that_names_both(tmp_path):
   assert '\n' not in str(caught.value)
 
 
+def test_a_title_says_the_schedules_that_are_not_as_usual(tmp_path):
+  write_run(tmp_path, [0.5], learning_rate_schedule='constant')
+  (experiment,) = grouping.split_into_experiments(read(tmp_path))
+  assert 'learning rate schedule constant' in experiment.title()
+  assert 'weight decay schedule' not in experiment.title()
+
+
 def test_an_unfinished_run_is_no_duplicate(tmp_path):
   write_run(tmp_path, [0.5, 0.5])
   write_run(tmp_path, [0.5], total_rounds=2)
