@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import ticker
 
 from experiments.reading import drawing, tables
 
@@ -131,6 +132,7 @@ def _draw_clients(axis, found):
   axis.set_ylim(0, 100)
   axis.legend(fontsize=8, loc='lower right')
   drawing.finish_axes(axis, 'clients, by accuracy')
+  axis.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))  # There is no client 2.5.
 
 
 def _draw_confusion(page, axis, confusion):
