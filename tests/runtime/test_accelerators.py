@@ -209,6 +209,7 @@ def test_a_dataset_that_is_reduced_counts_as_trained_on_the_host():
     return data.reduce(0.0, lambda x, y: x + y)
 
   @tff.tensorflow.computation(tff.SequenceType(np.float32))
+  @tf.function
   def looped(data):
     total = 0.0
     for x in iter(data):

@@ -29,7 +29,7 @@ import numpy as np
 from tools.gpu import placement
 
 _PARTS = ('placement', 'agreement', 'speed', 'determinism', 'sharing')
-# Of the largest entry of the whole update of a round: convolutions add up their terms in another order on a GPU.
+# Of the largest weight after a round: convolutions add up their terms in another order on a GPU.
 _TOLERANCE = 1e-3
 _AIMS = {'resnet18': (1100, 12), 'transformer': (900, 12)}
 _SECONDS = 3600

@@ -1,21 +1,18 @@
-"""Reads the graphs that TensorFlow dumps after it has split them over devices, and says what a step of a loop costs.
+"""Reads the graphs that TensorFlow has split over devices, and says what a step of a loop costs.
 
-With TF_DUMP_GRAPH_PREFIX=<folder>, TF_DUMP_GRAPH_NAME_FILTER=* and TF_DUMP_GRAPH_GROUPS=main in the environment, TensorFlow writes a function's
-part on each device into a text file when the function is first called. A loop is, by then, a circle of nodes between `Enter` and `Exit`.
+TensorFlow hands them out as `RunMetadata` when a function is first called. A loop is, by then, a circle of nodes between `Enter` and `Exit`.
 """
 
 import collections
 import dataclasses
 import functools
-import pathlib
-import re
+from collections.abc import Sequence
 
 import tensorflow as tf
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.python.framework import kernels, op_def_registry
 
-_PART = re.compile(
-  r'(?P<function>.+)_partition__.*device:(?P<device>\w+:\d+)\.\d+\.main\.after_partition_passes'
-)
+HOST = 'CPU:0'
 _SENDS, _RECEIVES = ('_Send', '_HostSend'), ('_Recv', '_HostRecv')
 # What moves no data on a GPU: the flow of control, constants that are there already, names and shapes of buffers, handles.
 _WITHOUT_WORK = frozenset(
@@ -23,17 +20,6 @@ _WITHOUT_WORK = frozenset(
   'Switch Merge Enter Exit NextIteration LoopCond NoOp ControlTrigger _Arg _Retval _Send _Recv _HostSend _HostRecv '
   'VarHandleOp ReadVariableOp AssignVariableOp'.split()
 )
-
-
-@dataclasses.dataclass
-class Node:
-  """A node of a dumped graph, as far as it is of interest here."""
-
-  name: str = ''
-  op: str = ''
-  inputs: list[str] = dataclasses.field(default_factory=list)
-  types: dict[str, str] = dataclasses.field(default_factory=dict)
-  strings: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,54 +58,18 @@ class LoopStep:
   without_kernel: collections.Counter
 
 
-def read_graph(path: pathlib.Path) -> dict[str, Node]:
-  """Reads the nodes of a dumped graph by their names.
-
-  A parser of text protos would need a minute for the larger ones; the layout of these is always the same.
-  """
-  nodes, node, key, depth = {}, None, None, 0
-  with open(path) as lines:
-    for raw in lines:
-      line = raw.strip()
-      if line == '}':
-        depth -= 1
-        if depth == 0 and node is not None:
-          nodes[node.name], node = node, None
-      elif line.endswith('{'):
-        if depth == 0:
-          if line != 'node {':
-            break  # What follows is the library of functions.
-          node = Node()
-        depth += 1
-      elif depth == 1:
-        name, _, value = line.partition(': ')
-        if name == 'name':
-          node.name = value.strip('"')
-        elif name == 'op':
-          node.op = value.strip('"')
-        elif name == 'input':
-          node.inputs.append(value.strip('"'))
-      elif depth == 2 and line.startswith('key: '):
-        key = line[5:].strip('"')
-      elif depth == 3 and line.startswith('type: '):
-        node.types[key] = line[6:]
-      elif depth == 3 and line.startswith('s: '):
-        node.strings[key] = line[3:].strip('"')
-  return nodes
-
-
 def source_name(tensor: str) -> str:
   """Returns the node of an input of a node."""
   return tensor.lstrip('^').split(':')[0]
 
 
-def loop_depths(nodes: dict[str, Node]) -> dict[str, int]:
+def loop_depths(nodes: dict[str, NodeDef]) -> dict[str, int]:
   """Returns in how many loops, one in the other, each node is."""
   readers = collections.defaultdict(list)
   for node in nodes.values():
-    for tensor in node.inputs:
+    for tensor in node.input:
       readers[source_name(tensor)].append(node)
-  depths = {node.name: 0 for node in nodes.values() if not node.inputs}
+  depths = {node.name: 0 for node in nodes.values() if not node.input}
   waiting = collections.deque(depths)
   while waiting:
     name = waiting.popleft()
@@ -137,36 +87,30 @@ def _kernels_of(op: str):
   return tuple(kernels.get_registered_kernels_for_op(op).kernel)
 
 
-def _fits(kernel, node: Node) -> bool:
+def _fits(kernel, node: NodeDef) -> bool:
   for constraint in kernel.constraint:
-    allowed = {tf.as_dtype(t).name for t in constraint.allowed_values.list.type}
-    found = node.types.get(constraint.name)
-    if allowed and found and tf.as_dtype(_dtype_number(found)).name not in allowed:
+    allowed = constraint.allowed_values.list.type
+    found = node.attr[constraint.name].type if constraint.name in node.attr else 0
+    if allowed and found and found not in allowed:
       return False
   return True
 
 
-def _dtype_number(name: str) -> int:
-  from tensorflow.core.framework import types_pb2
-
-  return types_pb2.DataType.Value(name)
-
-
-def _gpu_kernel(node: Node):
+def _gpu_kernel(node: NodeDef):
   fitting = [
     k for k in _kernels_of(node.op) if k.device_type in ('GPU', 'DEFAULT') and _fits(k, node)
   ]
   return max(fitting, key=lambda k: (k.device_type == 'GPU', k.priority), default=None)
 
 
-def _is_host_op(node: Node, kernel) -> bool:
+def _is_host_op(node: NodeDef, kernel) -> bool:
   """Whether a kernel 'on the GPU' works on host memory alone, as those on shapes do."""
   definition = op_def_registry.get(node.op)
   outputs = [o.name for o in definition.output_arg] if definition else []
   return bool(outputs) and set(outputs) <= set(kernel.host_memory_arg)
 
 
-def _takers(node: Node, nodes: dict[str, Node], readers) -> list[tuple[str, int]]:
+def _takers(node: NodeDef, nodes: dict[str, NodeDef], readers) -> list[tuple[str, int]]:
   """Lists who takes a tensor; nobody does if it is empty and stands for 'now', as between operations that only wait."""
   taken = []
   for name, position in readers[node.name]:
@@ -176,24 +120,24 @@ def _takers(node: Node, nodes: dict[str, Node], readers) -> list[tuple[str, int]
   return taken
 
 
-def find_functions(paths: list[pathlib.Path]) -> dict[str, dict[str, pathlib.Path]]:
-  """Returns the dumped parts by function and device, such as 'GPU:0'."""
-  functions = collections.defaultdict(dict)
-  for path in paths:
-    match = _PART.match(path.name)
-    if match:
-      functions[match['function']][match['device']] = path
-  return dict(functions)
+def devices_of(parts: Sequence[tf.compat.v1.GraphDef]) -> list[str]:
+  """Lists the devices of a function's parts, such as 'GPU:0'."""
+  found = []
+  for part in parts:
+    names = (node.device.rpartition('device:')[2] for node in part.node)
+    found.append(next((name for name in names if name), HOST))
+  return found
 
 
-def read_step(parts: dict[str, pathlib.Path], host: str = 'CPU:0') -> LoopStep | None:
+def read_step(parts: Sequence[tf.compat.v1.GraphDef]) -> LoopStep | None:
   """Says what happens in a step of a function's loop; None if it has none.
 
   Args:
-    parts: The files of the function's parts, by device.
-    host: The device that is the host.
+    parts: The function's parts, one for each device.
   """
-  graphs = {device: read_graph(path) for device, path in parts.items()}
+  # The largest of a device last: a small function that was called meanwhile may be among them.
+  by_size = sorted(zip(devices_of(parts), parts), key=lambda pair: len(pair[1].node))
+  graphs = {device: {node.name: node for node in part.node} for device, part in by_size}
   depths = {device: loop_depths(nodes) for device, nodes in graphs.items()}
   launches = collections.defaultdict(collections.Counter)
   host_ops, without_kernel = collections.Counter(), collections.Counter()
@@ -202,7 +146,7 @@ def read_step(parts: dict[str, pathlib.Path], host: str = 'CPU:0') -> LoopStep |
   for device, nodes in graphs.items():
     readers = collections.defaultdict(list)
     for node in nodes.values():
-      for position, tensor in enumerate(node.inputs):
+      for position, tensor in enumerate(node.input):
         if not tensor.startswith('^'):
           readers[source_name(tensor)].append((f'{node.name}:{node.op}', position))
     for node in nodes.values():
@@ -210,15 +154,15 @@ def read_step(parts: dict[str, pathlib.Path], host: str = 'CPU:0') -> LoopStep |
         continue
       has_loop = True
       if node.op in _SENDS:
-        producer = nodes[source_name(node.inputs[0])]
-        place = 'host' if device == host or node.op == '_HostSend' else device
-        sent[node.strings['tensor_name']] = (place, producer, node.types['T'])
+        producer = nodes[source_name(node.input[0])]
+        place = 'host' if device == HOST or node.op == '_HostSend' else device
+        sent[node.attr['tensor_name'].s] = (place, producer, node.attr['T'].type)
       elif node.op in _RECEIVES:
-        place = 'host' if device == host or node.op == '_HostRecv' else device
-        received[node.strings['tensor_name']] = (place, tuple(_takers(node, nodes, readers)))
+        place = 'host' if device == HOST or node.op == '_HostRecv' else device
+        received[node.attr['tensor_name'].s] = (place, tuple(_takers(node, nodes, readers)))
       elif node.op in _WITHOUT_WORK:
         continue
-      elif device == host:
+      elif device == HOST:
         host_ops[node.op] += 1
       elif not device.startswith('GPU'):
         launches[device][node.op] += 1
@@ -234,6 +178,6 @@ def read_step(parts: dict[str, pathlib.Path], host: str = 'CPU:0') -> LoopStep |
   for key, (source, producer, dtype) in sent.items():
     target, consumers = received.get(key, (source, ()))
     if source != target and consumers:  # Without a consumer it is a signal, not a tensor.
-      name = tf.as_dtype(_dtype_number(dtype)).name
+      name = tf.as_dtype(dtype).name
       copies.append(Copy(source, target, name, f'{producer.name}:{producer.op}', consumers))
   return LoopStep(dict(launches), copies, host_ops, without_kernel)

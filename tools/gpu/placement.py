@@ -14,6 +14,7 @@ starts a process for it.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -87,15 +88,9 @@ def measure(device: str, model: str, **options) -> list[dict]:
   return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
 
 
-def _set_up(device: str, library: str | None) -> pathlib.Path:
-  """Prepares TensorFlow and returns the folder of dumped graphs."""
-  folder = pathlib.Path(tempfile.mkdtemp(prefix='placement_'))
-  os.environ.update(
-    TF_DUMP_GRAPH_PREFIX=str(folder),
-    TF_DUMP_GRAPH_NAME_FILTER='*',
-    TF_DUMP_GRAPH_GROUPS='main',
-    PRETEND_GPUS='2',
-  )
+def _set_up(device: str, library: str | None) -> None:
+  """Gives TensorFlow its devices."""
+  os.environ['PRETEND_GPUS'] = '2'
   import tensorflow as tf
 
   if device == 'pretended':
@@ -106,7 +101,6 @@ def _set_up(device: str, library: str | None) -> pathlib.Path:
     tf.config.set_logical_device_configuration(
       tf.config.list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * 3
     )
-  return folder
 
 
 def _devices_of_clients(device: str, index: int) -> list[str]:
@@ -189,7 +183,7 @@ def _summary(step, trace) -> dict:
 
 
 def _stop_before_the_first_kernel() -> None:
-  """Makes calls for a pretended GPU end when TensorFlow has prepared and dumped the graph: some kernels would crash the process."""
+  """Makes calls for a pretended GPU end when TensorFlow has prepared the graphs: some kernels would crash the process."""
   from tensorflow.python.eager import cancellation
 
   from fednar_tff.runtime import graph_function
@@ -207,7 +201,26 @@ def _stop_before_the_first_kernel() -> None:
   graph_function.GraphFunction.__call__ = call_cancelled
 
 
-def _run(options, folder: pathlib.Path):
+@contextlib.contextmanager
+def _graphs_of_functions():
+  """Yields a list which then has, for each function that was first called within the block, its parts on all devices."""
+  import tensorflow as tf
+  from tensorflow.python.eager import context
+
+  collected = []
+  context.context().enable_graph_collection()
+  try:
+    yield collected
+  finally:
+    # Those of a call that was cancelled come with the next one that succeeds.
+    with tf.device('CPU:0'):
+      tf.function(lambda: tf.constant(0))()
+    metadata = context.context().export_run_metadata()
+    context.context().disable_graph_collection()
+    collected += [list(function.partition_graphs) for function in metadata.function_graphs]
+
+
+def _run(options):
   """Yields what a step of each round that was asked for costs."""
   import tensorflow as tf
 
@@ -231,9 +244,8 @@ def _run(options, folder: pathlib.Path):
           workloads.run_round(process, state, workloads.client_data(task, loop, [0]))
           steps = [0, 2]
         data = workloads.client_data(task, loop, steps)
-        before = set(folder.iterdir())
         trace = {}
-        with tempfile.TemporaryDirectory() as profile:
+        with tempfile.TemporaryDirectory() as profile, _graphs_of_functions() as functions:
           if options.device != 'pretended':
             settings = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
             tf.profiler.experimental.start(profile, settings)
@@ -248,9 +260,8 @@ def _run(options, folder: pathlib.Path):
             if options.device != 'pretended':
               tf.profiler.experimental.stop()
               trace = _read_trace(profile)
-        found = graphs.find_functions(sorted(set(folder.iterdir()) - before))
         name = _devices_of_clients(options.device, index)[-1]
-        steps = [graphs.read_step(parts) for parts in found.values() if name in parts]
+        steps = [graphs.read_step(parts) for parts in functions if name in graphs.devices_of(parts)]
         steps = [step for step in steps if step is not None and step.launches.get(name)]
         largest = max(steps, key=lambda step: sum(step.launches[name].values()))
         case = {'algorithm': algorithm, 'loop': loop, 'device': name, 'model': options.model}
@@ -280,15 +291,12 @@ def main(arguments: list[str] | None = None) -> int:
   parser.add_argument('--library', help='the pretended device, if it is compiled already')
   options = parser.parse_args(arguments)
   try:
-    folder = _set_up(options.device, options.library)
+    _set_up(options.device, options.library)
   except UnavailableError as e:
     print(f'{parser.prog}: {e}', file=sys.stderr)
     return 2
-  try:
-    for found in _run(options, folder):
-      print(json.dumps(found), flush=True)
-  finally:
-    shutil.rmtree(folder, ignore_errors=True)
+  for found in _run(options):
+    print(json.dumps(found), flush=True)
   return 0
 
 
