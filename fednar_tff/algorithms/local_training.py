@@ -176,13 +176,11 @@ class _Joiner:
       and all(shape.is_fully_defined() for shape in self._shapes)
     )
 
-  def join(self, gradient: Leaves, *others: Leaves) -> tuple[Leaves, ...]:
-    """Returns all arguments joined, or none of them: if a leaf has no gradient, they stay leaves."""
-    if not self.is_active or any(g is None for g in gradient):
-      return gradient, *others
-    return tuple(
-      [tf.concat([tf.reshape(x, [-1]) for x in leaves], axis=0)] for leaves in (gradient, *others)
-    )
+  def join(self, *structures: Leaves) -> tuple[Leaves, ...]:
+    """Returns all arguments joined, or none of them: if a leaf is None, as one without a gradient, they stay leaves."""
+    if not self.is_active or any(x is None for leaves in structures for x in leaves):
+      return structures
+    return tuple([tf.concat([tf.reshape(x, [-1]) for x in leaves], 0)] for leaves in structures)
 
   def split(self, leaves: Leaves) -> Leaves:
     """Undoes `join`."""
@@ -365,6 +363,8 @@ def train(
   def run(hparams, initial_weights, dataset):
     initial = tf.nest.flatten(initial_weights.trainable)
     joiner = _Joiner(initial, optimizer)
+    constants = (initial, *correction_constants) if correction_fn is not None else ()
+    joined_constants = joiner.join(*constants)  # Once, not in every step.
 
     def take_step(state, batch):
       carry, optimizer_state, num_steps, num_examples = state
@@ -372,10 +372,10 @@ def train(
       carry, gradient, batch_size = model.gradient(carry, batch)
       if correction_fn is not None or joiner.is_active:
         gradient = tff.learning.optimizers.handle_indexed_slices_gradients(gradient)
-      constants = (initial, *correction_constants) if correction_fn is not None else ()
-      gradient, weights, *constants = joiner.join(gradient, weights, *constants)
+      gradient, weights = joiner.join(gradient, weights)
       if correction_fn is not None:
-        gradient = correction_fn(gradient, weights, *constants)
+        is_joined = len(weights) < len(initial)
+        gradient = correction_fn(gradient, weights, *(joined_constants if is_joined else constants))
       optimizer_state, weights = optimizer.next(optimizer_state, tuple(weights), tuple(gradient))
       carry = model.assign(carry, joiner.split(weights))
       return carry, optimizer_state, num_steps + 1, num_examples + tf.cast(batch_size, tf.int64)

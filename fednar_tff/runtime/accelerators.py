@@ -36,10 +36,10 @@ def configure(
 
 
 def executing_device(device: str) -> str:
-  """Runs a product of matrices on a device and returns the full name of the device that did it."""
+  """Runs a product of matrices on a device and returns the device that did it, such as '/device:GPU:0'."""
   with tf.device(device):
     ones = tf.ones([8, 8])
-    return tf.linalg.matmul(ones, ones).backing_device
+    return '/device:' + tf.linalg.matmul(ones, ones).backing_device.rpartition('device:')[2]
 
 
 def find_nvidia_cards(pci_devices: pathlib.Path = _PCI_DEVICES) -> list[str]:

@@ -169,9 +169,9 @@ class _InProcessContext(tff.framework.SyncContext):
     self,
     devices,
     num_threads,
-    clients_per_device,
     default_num_clients,
     simulate_secure_sums_in_the_clear,
+    clients_per_device=None,
   ):
     self._devices = devices
     self._num_threads = num_threads
@@ -245,7 +245,7 @@ def _use_one_thread_for_each_op() -> None:
 
 
 def _make_pool(
-  devices: Sequence[str] | None, num_threads: int | None, clients_per_device: int | None
+  devices: Sequence[str] | None, num_threads: int | None, clients_per_device: int | None = None
 ) -> client_pool.ClientPool:
   known = [device.name for device in tf.config.list_logical_devices()]
   gpus = [device.name for device in tf.config.list_logical_devices('GPU')]
@@ -324,9 +324,9 @@ def create_in_process_context(
   return _InProcessContext(
     devices,
     num_threads,
-    clients_per_device,
     default_num_clients,
     simulate_secure_sums_in_the_clear,
+    clients_per_device,
   )
 
 

@@ -1,6 +1,7 @@
 """What the runtime does about GPUs, as far as it can be seen without one: steps compiled by XLA, unused cards, memory, states."""
 
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import tensorflow_federated as tff
 
 from fednar_tff import runtime
 from fednar_tff.runtime import accelerators
+from tools.gpu import placement
 
 _COMPILED = """
 import sys
@@ -121,7 +123,35 @@ def test_clients_per_device_changes_threads_and_not_results():
 
 def test_describe_names_the_device_that_executes():
   context = runtime.create_in_process_context()
-  assert context.describe()['executes_on'] == ('/job:localhost/replica:0/task:0/device:CPU:0',)
+  assert context.describe()['executes_on'] == ('/device:CPU:0',)
+
+
+_MEMORY = """
+import sys
+import tensorflow as tf
+from tensorflow.python.framework import load_library
+from fednar_tff import runtime
+
+load_library.load_pluggable_device_library(sys.argv[1])
+runtime.create_in_process_context(
+  memory_growth=sys.argv[2] == 'True', deterministic=True, allow_tf32=False)
+print([tf.config.experimental.get_memory_growth(g) for g in tf.config.list_physical_devices('GPU')])
+print(tf.config.experimental.tensor_float_32_execution_enabled())
+tf.random.uniform([])  # Without a seed, which is an error if operations are to be deterministic.
+"""
+
+
+@pytest.mark.parametrize('memory_growth', [True, False])
+def test_settings_reach_tensorflow(memory_growth, start_python):
+  try:
+    library = placement.compile_device()
+  except placement.UnavailableError as e:
+    pytest.skip(f'No pretended GPU: {e}')
+  process = start_python(_MEMORY, str(library), str(memory_growth), stderr=subprocess.PIPE)
+  output, errors = process.communicate(timeout=100)
+  grows, tf32 = output.splitlines()
+  assert grows == ('[True]' if memory_growth else '[None]') and tf32 == 'False', output
+  assert process.returncode and 'determinism' in errors, errors[-2000:]
 
 
 _STATES = """
