@@ -4,7 +4,7 @@ READY := .venv/.ready
 # Two at a time, a file in one piece: most of a test is single-threaded tracing.
 PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile
 
-.PHONY: help setup demo test test-slow test-stress test-full bench doctor docs dist bazel lint lock clean
+.PHONY: help setup demo test test-slow test-stress test-full bench doctor gpu-check docs dist bazel lint lock clean
 
 help:  ## List the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,9 @@ bench: $(READY)  ## Measure speed: ratios against named opponents in the same ru
 
 doctor: $(READY)  ## Say what works on this machine: versions, devices, a round on each runtime.
 	@$(PY) -m fednar_tff.doctor
+
+gpu-check: $(READY)  ## Check the GPU of this machine: placement, agreement with the CPU, speed, determinism; a report to paste into an issue.
+	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m tools.gpu.check
 
 docs: $(READY)  ## Build the API reference into docs/_build.
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m tools.build_docs docs/_build

@@ -63,7 +63,7 @@ second = time.monotonic()
 run_round(0.0, data)
 assert abs(result - 1.0) < 1e-6, f'a round gave {result} where it must give 1.0'
 print(f'first round {second - first:.1f} s, second {time.monotonic() - second:.3f} s, '
-      f'{runtime.describe()["devices"]}')
+      f'{runtime.describe().get("executes_on") or runtime.describe()["devices"]}')
 """
 
 
@@ -134,12 +134,15 @@ def describe_data(data_dir: str | None = None) -> list[str]:
   return lines
 
 
-def diagnose(devices: list[str], works: dict[str, bool]) -> list[str]:
+def diagnose(
+  devices: list[str], works: dict[str, bool], unused_card: str | None = None
+) -> list[str]:
   """Says in words what the findings mean.
 
   Args:
     devices: The devices that TensorFlow sees.
     works: For each runtime, whether it gave the right result.
+    unused_card: That there is an NVIDIA card which TensorFlow does not use, and why, if so.
 
   Returns:
     One line for each conclusion.
@@ -163,6 +166,7 @@ def diagnose(devices: list[str], works: dict[str, bool]) -> list[str]:
     lines.append(
       'TensorFlow sees no GPU, so clients train on the CPU. With an NVIDIA card, install this package with its extra [gpu].'
     )
+    lines += [unused_card] if unused_card else []
   tff_version = importlib.metadata.version('tensorflow-federated')
   if tff_version != _EXPECTED_TFF:
     lines.append(f'TFF is {tff_version}; this package is made for {_EXPECTED_TFF}.')
@@ -187,7 +191,9 @@ def main(arguments: list[str] | None = None) -> int:
   for name in _RUNTIMES:
     works[name], message = check_runtime(name)
     print(f'  {name}: {"ok" if works[name] else "FAILED"}: {message}', flush=True)
-  print('\nDiagnosis:', *diagnose(devices, works), sep='\n  ')
+  from fednar_tff.runtime import accelerators
+
+  print('\nDiagnosis:', *diagnose(devices, works, accelerators.unused_card()), sep='\n  ')
   return 0 if all(works.values()) else 1
 
 

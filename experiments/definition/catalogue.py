@@ -136,7 +136,14 @@ def _schedules(name: str, decay: float) -> dict[str, Option]:
   )
 
 
-RUNTIMES = _by_name(Option('in_process'), Option('native'), Option('remote', {'workers': None}))
+RUNTIMES = _by_name(
+  Option(
+    'in_process',
+    {'clients_per_device': None, 'deterministic': False, 'tf32': True, 'jit_compile': False},
+  ),
+  Option('native'),
+  Option('remote', {'workers': None}),
+)
 
 # In the order in which they are decided.
 CHOICES = {

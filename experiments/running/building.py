@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 
 import fednar_tff
 from experiments.definition import catalogue, identity
+from experiments.definition.settings import UsageError
 from fednar_tff import algorithms, optimizers, simulation, tasks
 
 _WEIGHTINGS = {
@@ -19,7 +20,11 @@ _WEIGHTINGS = {
 def set_runtime(settings):
   """Makes computations run where the settings say."""
   if settings['runtime'] == 'in_process':
-    fednar_tff.runtime.set_in_process_context()
+    fednar_tff.runtime.set_in_process_context(
+      clients_per_device=settings['clients_per_device'],
+      deterministic=settings['deterministic'],
+      allow_tf32=settings['tf32'],
+    )
   elif settings['runtime'] == 'native':
     fednar_tff.runtime.set_native_context()
   else:
@@ -53,6 +58,7 @@ def create_process(settings, task):
     'learning_rate_fn': _schedule(settings, 'learning_rate'),
     'weight_decay_fn': _schedule(settings, 'weight_decay'),
     'loop_implementation': algorithms.PACKED,
+    'jit_compile': _check_jit_compile(settings, task),
     **{argument: settings[name] for name, argument in option.arguments.items()},
   }
   if 'client_weighting' in option.settings:
@@ -70,6 +76,22 @@ def create_process(settings, task):
     )
   model = task.functional_model_fn() if task.functional_model_fn else task.model_fn
   return algorithms.get_builder(option.name)(model, **arguments)
+
+
+def _check_jit_compile(settings, task):
+  """Returns whether XLA compiles the step; an error if it would have to compile it for short batches of many sizes."""
+  if not settings.get('jit_compile'):
+    return False
+  if task.functional_model_fn is None:
+    raise UsageError(f'--jit_compile needs a functional model, and task {task.name} has none.')
+  batch_size = settings['batch_size']
+  for client_id, rows in zip(task.partition.client_ids, task.partition.rows):
+    if len(rows) % batch_size:
+      raise UsageError(
+        f'--jit_compile needs full batches: client {client_id} holds {len(rows)} examples, '
+        f'not a multiple of --batch_size={batch_size}.'
+      )
+  return True
 
 
 def _client_optimizer(settings):

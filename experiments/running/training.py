@@ -29,7 +29,7 @@ def train(settings, quiet=False):
   directory.check_writable(path)
   settings = {**settings, 'title': settings['title'] or presets.title(settings)}
 
-  # At 2, TensorFlow complains of GPU libraries on each start.
+  # At 2, TensorFlow complains of GPU libraries on each start; the runtime says it where there is a card.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # Imported only now: flags are checked, and help is shown, without waiting for TensorFlow.
   import fednar_tff
@@ -138,7 +138,9 @@ def _describe(settings, task, round_work, num_weights, path, round_num):
   rates = f'learning rate {s["learning_rate"]:g}, weight decay {s["weight_decay"]:g}'
   rates += f', A = {s["max_norm"]:g}' if 'max_norm' in s else ''
   algorithm = f'{catalogue.ALGORITHMS[s["algorithm"]].title} with {s["client_optimizer"]}'
-  devices = ', '.join(fednar_tff.runtime.describe().get('devices', ())) or s.get('workers', '')
+  # The devices that have just done a small product, not those that were asked for.
+  runtime = fednar_tff.runtime.describe()
+  devices = ', '.join(runtime.get('executes_on') or runtime['devices']) or s.get('workers', '')
   begins = f'resumes after round {round_num}' if round_num else 'starts'
   return '\n'.join([
     f'{s["task"]}: {s.get("model", "its own model")}, {num_weights:,} weights, {clients}',

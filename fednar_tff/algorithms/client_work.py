@@ -19,7 +19,8 @@ class ClientSide(NamedTuple):
     weights_type: The type of these.
     data_type: The type of a client's dataset.
     schedule: The optimizer's hparams over the rounds.
-    train_fn: `train_fn(hparams, weights, dataset, correction_fn=None)` returns a `LocalResult`.
+    train_fn: `train_fn(hparams, weights, dataset, correction_fn=None, correction_constants=())` returns a
+      `LocalResult`.
     aggregate_metrics: A TFF computation from the clients' unfinalized metrics to the finalized
       ones.
   """
@@ -43,12 +44,13 @@ def build_client_side(
   loop_implementation: local_training.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
   ),
+  jit_compile: bool = False,
 ) -> ClientSide:
   """Checks the arguments that all algorithms share (see `build_fed_avg`), and builds that part.
 
   Raises:
     TypeError: If an argument is of the wrong type.
-    ValueError: If a hparam that the optimizer does not have is scheduled.
+    ValueError: If a hparam that the optimizer does not have is scheduled, or a step is to be compiled that cannot be.
   """
   if not isinstance(client_optimizer_fn, tff.learning.optimizers.Optimizer):
     raise TypeError(
@@ -66,6 +68,12 @@ def build_client_side(
     raise TypeError(
       '`loop_implementation` must be a `tff.learning.LoopImplementation` or `algorithms.PACKED`, '
       f'found {loop_implementation!r}.'
+    )
+  if jit_compile and not isinstance(model_fn, tff.learning.models.FunctionalModel):
+    raise ValueError(f'`jit_compile` needs a `FunctionalModel`, found {model_fn!r}.')
+  if jit_compile and loop_implementation is tff.learning.LoopImplementation.DATASET_REDUCE:
+    raise ValueError(
+      f'`jit_compile` needs another `loop_implementation`, found {loop_implementation!r}.'
     )
   if metrics_aggregator is None:
     metrics_aggregator = tff.learning.metrics.sum_then_finalize
@@ -89,7 +97,7 @@ def build_client_side(
       )
     return tff.learning.models.ModelWeights.from_model(model_fn())
 
-  def train_fn(hparams, weights, dataset, correction_fn=None):
+  def train_fn(hparams, weights, dataset, correction_fn=None, correction_constants=()):
     return local_training.train(
       model_fn,
       client_optimizer_fn,
@@ -99,6 +107,8 @@ def build_client_side(
       client_weighting=client_weighting,
       loop_implementation=loop_implementation,
       correction_fn=correction_fn,
+      correction_constants=correction_constants,
+      jit_compile=jit_compile,
     )
 
   element_spec = local_training.client_data_spec(

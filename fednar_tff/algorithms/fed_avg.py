@@ -65,6 +65,7 @@ def build_fed_avg(
   loop_implementation: local_training.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
   ),
+  jit_compile: bool = False,
 ) -> tff.learning.templates.LearningProcess:
   """Returns federated averaging; with `client_optimizer_fn=build_nar(...)`, it is FedNAR.
 
@@ -113,11 +114,14 @@ def build_fed_avg(
       aggregates the metrics that are added here.
     loop_implementation: A `tff.learning.LoopImplementation`, or `PACKED` for packed clients, which
       is the fastest.
+    jit_compile: Whether XLA compiles the local step, once for each size of a batch. It needs a
+      `FunctionalModel` and a loop that is not `DATASET_REDUCE`. On a CPU it is slower; dropout draws
+      other numbers.
 
   Raises:
     TypeError: If an argument is of the wrong type.
-    ValueError: If a hparam that the client optimizer does not have is scheduled, or an unweighted
-      aggregator is to weight.
+    ValueError: If a hparam that the client optimizer does not have is scheduled, an unweighted
+      aggregator is to weight, or a step is to be compiled that cannot be.
   """
   return build_corrected_fed_avg(
     model_fn,
@@ -130,4 +134,5 @@ def build_fed_avg(
     model_aggregator=model_aggregator,
     metrics_aggregator=metrics_aggregator,
     loop_implementation=loop_implementation,
+    jit_compile=jit_compile,
   )

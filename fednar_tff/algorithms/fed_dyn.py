@@ -72,11 +72,12 @@ def build_fed_dyn(
 
   @tff.tensorflow.computation(hparams_type, weights_type, h_type, client_side.data_type)
   def client_update(hparams, weights, client_h, dataset):
-    def correct(gradient, client_weights, server_weights):
-      leaves = zip(gradient, tf.nest.flatten(client_h), client_weights, server_weights)
+    def correct(gradient, client_weights, server_weights, client_h):
+      leaves = zip(gradient, client_h, client_weights, server_weights)
       return [None if g is None else g - h_i + a * (y - x) for g, h_i, y, x in leaves]
 
-    result = client_side.train_fn(hparams, weights, dataset, correct)
+    constants = [tf.nest.flatten(client_h)]
+    result = client_side.train_fn(hparams, weights, dataset, correct, constants)
     return result, tf.nest.map_structure(lambda h_i, d: h_i + a * d, client_h, result.update)
 
   @tff.tensorflow.computation(h_type, h_type, np.float32)

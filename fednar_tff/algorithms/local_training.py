@@ -39,9 +39,10 @@ LoopImplementation = tff.learning.LoopImplementation | PackedLoop
 ClientWeighting = tff.learning.ClientWeighting | DataSizeWeighting
 ModelFn = Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
 Leaves = Sequence[tf.Tensor | None]
-# Takes the leaves of the gradient, of the weights and of the server's weights, and returns those of
-# a new gradient. A leaf of the gradient that is None has to stay None.
-CorrectionFn = Callable[[Leaves, Leaves, Leaves], Leaves]
+# Takes the leaves of the gradient, of the weights, of the server's weights and of each of the `correction_constants`,
+# and returns those of a new gradient. A leaf of the gradient that is None has to stay None. It must work entry by
+# entry: on a GPU all leaves are joined into one.
+CorrectionFn = Callable[..., Leaves]
 
 
 class LocalResult(NamedTuple):
@@ -87,6 +88,12 @@ def packed_spec(input_spec: Any, *, with_size: bool = False) -> collections.Orde
 
 def _has_examples(spec: tf.TensorSpec) -> bool:
   return spec.shape.rank > 0 and spec.shape[0] is None
+
+
+def _single_element(dataset: tf.data.Dataset) -> Any:
+  # A loop carries what it reads where that was made. On a GPU, this would copy all examples back in every step.
+  with tf.device('CPU:0'):
+    return dataset.get_single_element()
 
 
 def _packed_batch(packed: Mapping[str, Any], input_spec: Any, step: tf.Tensor) -> Any:
@@ -148,6 +155,41 @@ def _run_loop(
   return data.reduce(state, step_fn)
 
 
+def _has_gpu() -> bool:
+  return bool(tf.config.list_physical_devices('GPU'))
+
+
+class _Joiner:
+  """Joins all leaves into one vector where a GPU would otherwise start a kernel for each leaf and operation.
+
+  On a CPU, the copying costs more than it saves. Only what works entry by entry, or by norms over all leaves, may be
+  given such a vector in place of the leaves.
+  """
+
+  def __init__(self, leaves: Leaves, optimizer: tff.learning.optimizers.Optimizer):
+    self._shapes = [x.shape for x in leaves]
+    self.is_active = (
+      _has_gpu()
+      and optimizers.may_join_leaves(optimizer)
+      and len(leaves) > 1
+      and len({x.dtype for x in leaves}) == 1
+      and all(shape.is_fully_defined() for shape in self._shapes)
+    )
+
+  def join(self, *structures: Leaves) -> tuple[Leaves, ...]:
+    """Returns all arguments joined, or none of them: if a leaf is None, as one without a gradient, they stay leaves."""
+    if not self.is_active or any(x is None for leaves in structures for x in leaves):
+      return structures
+    return tuple([tf.concat([tf.reshape(x, [-1]) for x in leaves], 0)] for leaves in structures)
+
+  def split(self, leaves: Leaves) -> Leaves:
+    """Undoes `join`."""
+    if len(leaves) == len(self._shapes):
+      return leaves
+    parts = tf.split(leaves[0], [shape.num_elements() for shape in self._shapes])
+    return [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes)]
+
+
 class _VariableModel:
   """Trains a `VariableModel`: weights and metrics are variables, the loop carries nothing."""
 
@@ -188,10 +230,15 @@ class _VariableModel:
 class _FunctionalModel:
   """Trains a `FunctionalModel`: trainable weights and metrics are tensors that the loop carries."""
 
-  def __init__(self, model: tff.learning.models.FunctionalModel):
+  def __init__(self, model: tff.learning.models.FunctionalModel, inline: bool):
     self._model = model
     self._non_trainable = None
     self.input_spec = model.input_spec
+    self._predict, self._update_metrics = model.predict_on_batch, model.update_metrics_state
+    if inline:
+      # XLA takes what a function inside of its own is given for constants, and compiles anew in every step.
+      self._predict = self._predict.python_function
+      self._update_metrics = self._update_metrics.python_function
 
   def start(self, weights: tff.learning.models.ModelWeights) -> Any:
     self._non_trainable = self._pack(1, weights.non_trainable)
@@ -209,12 +256,12 @@ class _FunctionalModel:
     with tf.GradientTape() as tape:
       tape.watch(trainable)
       weights = (self._pack(0, trainable), self._non_trainable)
-      predictions = self._model.predict_on_batch(weights, x, training=True)
+      predictions = self._predict(weights, x, training=True)
       loss = self._model.loss(output=predictions, label=y)
     gradient = tape.gradient(loss, trainable)
     num_examples = tf.shape(tf.nest.flatten(predictions)[0])[0]
     output = tff.learning.models.BatchOutput(loss, predictions, num_examples)
-    metrics = self._model.update_metrics_state(metrics, labels=y, batch_output=output)
+    metrics = self._update_metrics(metrics, labels=y, batch_output=output)
     return (trainable, metrics), gradient, num_examples
 
   def assign(self, carry: Any, trainable: Leaves) -> Any:
@@ -288,6 +335,8 @@ def train(
   client_weighting: ClientWeighting,
   loop_implementation: LoopImplementation,
   correction_fn: CorrectionFn | None = None,
+  correction_constants: Sequence[Leaves] = (),
+  jit_compile: bool = False,
 ) -> LocalResult:
   """Trains a model on a client's data; to be called while a TFF computation is traced.
 
@@ -301,26 +350,34 @@ def train(
       of batches does not, and its examples are counted as for `NUM_EXAMPLES`.
     loop_implementation: How the loop runs, and so what `dataset` is.
     correction_fn: Changes each gradient before the optimizer sees it; see `CorrectionFn`.
+    correction_constants: What it takes besides; each has a leaf for each of the trainable weights.
+    jit_compile: Whether XLA compiles the step; only for a `FunctionalModel`, and not in a dataset's reduce.
   """
   # Variables have to be made outside of the `tf.function`.
   if isinstance(model_fn, tff.learning.models.FunctionalModel):
-    model = _FunctionalModel(model_fn)
+    model = _FunctionalModel(model_fn, inline=jit_compile)
   else:
     model = _VariableModel(model_fn)
 
   @tf.function
   def run(hparams, initial_weights, dataset):
     initial = tf.nest.flatten(initial_weights.trainable)
+    joiner = _Joiner(initial, optimizer)
+    constants = (initial, *correction_constants) if correction_fn is not None else ()
+    joined_constants = joiner.join(*constants)  # Once, not in every step.
 
-    def step(state, batch):
+    def take_step(state, batch):
       carry, optimizer_state, num_steps, num_examples = state
       weights = model.trainable(carry)
       carry, gradient, batch_size = model.gradient(carry, batch)
-      if correction_fn is not None:
+      if correction_fn is not None or joiner.is_active:
         gradient = tff.learning.optimizers.handle_indexed_slices_gradients(gradient)
-        gradient = correction_fn(gradient, weights, initial)
+      gradient, weights = joiner.join(gradient, weights)
+      if correction_fn is not None:
+        is_joined = len(weights) < len(initial)
+        gradient = correction_fn(gradient, weights, *(joined_constants if is_joined else constants))
       optimizer_state, weights = optimizer.next(optimizer_state, tuple(weights), tuple(gradient))
-      carry = model.assign(carry, weights)
+      carry = model.assign(carry, joiner.split(weights))
       return carry, optimizer_state, num_steps + 1, num_examples + tf.cast(batch_size, tf.int64)
 
     specs = tuple(tf.TensorSpec(x.shape, x.dtype) for x in initial)
@@ -331,7 +388,10 @@ def train(
       tf.zeros([], tf.int64),
       tf.zeros([], tf.int64),
     )
-    data = dataset.get_single_element() if loop_implementation is PACKED else dataset
+    data = _single_element(dataset) if loop_implementation is PACKED else dataset
+    step = take_step
+    if jit_compile:
+      step = tf.function(take_step, jit_compile=True, autograph=False)
     state = _run_loop(step, state, data, model.input_spec, loop_implementation)
     carry, optimizer_state, num_steps, num_examples = state
 

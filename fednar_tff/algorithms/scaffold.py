@@ -200,11 +200,11 @@ def build_scaffold(
   def client_update(hparams, weights, control, client_control, dataset):
     drift = [c - c_i for c, c_i in zip(*map(tf.nest.flatten, (control, client_control)))]
 
-    def subtract_drift(gradient, weights, server_weights):
+    def subtract_drift(gradient, weights, server_weights, drift):
       del weights, server_weights
       return [None if g is None else g + d for g, d in zip(gradient, drift)]
 
-    result = client_side.train_fn(hparams, weights, dataset, subtract_drift)
+    result = client_side.train_fn(hparams, weights, dataset, subtract_drift, [drift])
     distance = tf.cast(result.num_steps, tf.float32) * tf.cast(
       hparams[_LEARNING_RATE_KEY], tf.float32
     )

@@ -118,6 +118,11 @@ def get_clipping_statistics(state: Any) -> ClippingStatistics | None:
   return ClippingStatistics(*(state[k] for k in ClippingStatistics._fields))
 
 
+def may_join_leaves(optimizer: tff.learning.optimizers.Optimizer) -> bool:
+  """Returns whether an optimizer takes the same step, but for rounding, if all leaves are joined into one."""
+  return getattr(optimizer, 'may_join_leaves', False)
+
+
 def replace(state: Mapping[str, Any], entries: Mapping[str, Any]) -> State:
   """Returns a copy of `state`, in its order, with some of its entries replaced."""
   return collections.OrderedDict((k, entries.get(k, v)) for k, v in state.items())
@@ -160,9 +165,11 @@ class _AdaptiveSGD(tff.learning.optimizers.Optimizer):
     self,
     rates_fn: Callable[[Leaves, Leaves, Mapping[str, tf.Tensor]], Rates],
     hparams: Mapping[str, Float],
+    may_join_leaves: bool = False,
   ):
     self._rates_fn = rates_fn
     self._hparams = hparams
+    self.may_join_leaves = may_join_leaves
 
   def initialize(self, specs: Any) -> State:
     del specs  # Neither hparams nor statistics depend on the weights.
@@ -246,12 +253,11 @@ def build_clipping_optimizer(
   max_norm: Float,
   **more_bounds: Float,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns an instance of Algorithm 1 whose rates depend on norms bounded by hparams."""
+  """Returns an instance of Algorithm 1 whose rates depend on norms, over all leaves, bounded by hparams."""
   check_hparam(LEARNING_RATE_KEY, learning_rate)
   check_hparam(WEIGHT_DECAY_KEY, weight_decay)
   bounds = {MAX_NORM_KEY: max_norm, **more_bounds}
   for name, value in bounds.items():
     check_hparam(name, value, positive=True, finite=False)
-  return _AdaptiveSGD(
-    rates_fn, {LEARNING_RATE_KEY: learning_rate, WEIGHT_DECAY_KEY: weight_decay, **bounds}
-  )
+  hparams = {LEARNING_RATE_KEY: learning_rate, WEIGHT_DECAY_KEY: weight_decay, **bounds}
+  return _AdaptiveSGD(rates_fn, hparams, may_join_leaves=True)

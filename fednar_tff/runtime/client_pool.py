@@ -57,6 +57,7 @@ class ClientPool:
       num_threads: How many clients run at the same time, on all devices together; at least one on each.
     """
     self.devices = tuple(devices)
+    # Where clients really ran, which only those know who look at their results.
     self.clients_by_device = collections.Counter()
     threads_per_device = -(-num_threads // len(devices))
     self.num_threads = threads_per_device * len(devices)
@@ -96,7 +97,6 @@ class ClientPool:
           except Exception:
             index, error = _first_cause([(first, future), *under_way])
             raise ClientError(index, error) from error
-          self.clients_by_device[self.devices[first % len(self.devices)]] += 1
           # The loop must not hold on to what the caller drops.
           del future
           yield result

@@ -145,6 +145,8 @@ class GraphFunction:
     self._has_state = bool(tensorflow_proto.initialize_op) or any(
       'shared_name' in node.attr for node in _all_nodes(graph_def)
     )
+    # TensorFlow runs the function of a dataset's reduce on the host, whatever device is asked for.
+    self.reduces_on_host = any(node.op == 'ReduceDataset' for node in _all_nodes(graph_def))
     has_temporary_variables = any(node.op == 'TemporaryVariable' for node in _all_nodes(graph_def))
     self._turn = _temporary_variables if has_temporary_variables else contextlib.nullcontext()
     self._lock = threading.Lock()

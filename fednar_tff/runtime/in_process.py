@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
 
-from fednar_tff.runtime import _cancellation, client_pool, values
+from fednar_tff.runtime import _cancellation, accelerators, client_pool, values
 from fednar_tff.runtime import plan as plans
 
 
@@ -63,7 +63,9 @@ class _Round:
         self._server.update(zip(slots, values.flatten(argument, type_spec.member), strict=True))
         return
       for kept, value in zip(self._kept, argument, strict=True):
-        kept.update(zip(slots, values.flatten(value, type_spec.member), strict=True))
+        # Arrays as they are until the client's turn: all states at once may not fit into a GPU.
+        leaves = values.flatten(value, type_spec.member, keep_arrays=True)
+        kept.update(zip(slots, leaves, strict=True))
     elif isinstance(type_spec, tff.StructType) and tff.types.contains(
       type_spec, lambda t: isinstance(t, tff.FederatedType)
     ):
@@ -96,16 +98,34 @@ class _Round:
     """Yields what each client sends to the server, in client order."""
 
     def run_client(index, device):
-      slots = {**self._server, **self._kept[index]}
+      slots = {**self._server, **broadcast[device], **self._kept[index]}
       for step in current.client_steps:
         step.run(slots, device)
-      self._kept[index].update((slot, slots[slot]) for slot in current.keeps)
-      return {slot: slots[slot] for slot in current.sends}
+      # In the host's memory: the states of all clients may not fit into a GPU.
+      self._kept[index].update(
+        (slot, values.on_device(slots[slot], values.HOST)) for slot in current.keeps
+      )
+      return {slot: slots[slot] for slot in current.sends}, current.ran_on(slots, device)
 
     if current.client_steps:
-      yield from self._pool.map(run_client, self._num_clients)
+      broadcast = self._broadcast(current)
+      for sent, device in self._pool.map(run_client, self._num_clients):
+        self._pool.clients_by_device[device] += 1
+        yield sent
+        del sent  # The loop must not hold on to what the caller drops.
     elif current.aggregations:
       yield from self._kept
+
+  def _broadcast(self, current: plans.Pass):
+    """Returns the server's values that the clients read, on each device, where they stay for all its clients.
+
+    A loop carries its variables where they came from: a client on another device would copy them in every step.
+    """
+    read = self._server.keys() & current.reads
+    return {
+      device: {slot: values.on_device(self._server[slot], device) for slot in read}
+      for device in self._pool.devices[: self._num_clients]
+    }
 
   def result(self, type_spec: tff.Type):
     return self._result(self._plan.result, type_spec)
@@ -145,9 +165,17 @@ def _replace_secure_intrinsics(block):
 class _InProcessContext(tff.framework.SyncContext):
   """Runs computations in this process."""
 
-  def __init__(self, devices, num_threads, default_num_clients, simulate_secure_sums_in_the_clear):
+  def __init__(
+    self,
+    devices,
+    num_threads,
+    default_num_clients,
+    simulate_secure_sums_in_the_clear,
+    clients_per_device=None,
+  ):
     self._devices = devices
     self._num_threads = num_threads
+    self._clients_per_device = clients_per_device
     self._default_num_clients = default_num_clients
     self._simulate_secure_sums_in_the_clear = simulate_secure_sums_in_the_clear
     self._lazy_pool = None
@@ -158,7 +186,7 @@ class _InProcessContext(tff.framework.SyncContext):
   def _pool(self) -> client_pool.ClientPool:
     # Made at the first computation: to list the devices initialises TensorFlow, and then it can no longer be configured.
     if self._lazy_pool is None:
-      self._lazy_pool = _make_pool(self._devices, self._num_threads)
+      self._lazy_pool = _make_pool(self._devices, self._num_threads, self._clients_per_device)
     return self._lazy_pool
 
   def _plan_of(self, computation) -> plans.Plan:
@@ -191,6 +219,7 @@ class _InProcessContext(tff.framework.SyncContext):
     return {
       'runtime': 'in_process',
       'devices': self._pool.devices,
+      'executes_on': tuple(map(accelerators.executing_device, self._pool.devices)),
       'clients_by_device': dict(self._pool.clients_by_device),
       'num_threads': self._pool.num_threads,
       'intra_op_threads': tf.config.threading.get_intra_op_parallelism_threads(),
@@ -215,18 +244,26 @@ def _use_one_thread_for_each_op() -> None:
     )
 
 
-def _make_pool(devices: Sequence[str] | None, num_threads: int | None) -> client_pool.ClientPool:
+def _make_pool(
+  devices: Sequence[str] | None, num_threads: int | None, clients_per_device: int | None = None
+) -> client_pool.ClientPool:
   known = [device.name for device in tf.config.list_logical_devices()]
-  accelerators = [device.name for device in tf.config.list_logical_devices('GPU')]
+  gpus = [device.name for device in tf.config.list_logical_devices('GPU')]
   if devices is None:
-    devices = accelerators or ['/device:CPU:0']
+    problem = None if gpus else accelerators.unused_card()
+    if problem:
+      logging.warning('%s', problem)
+    devices = gpus or [values.HOST]
   for device in devices:
-    suffix = ':' + device.upper().split('DEVICE:')[-1].lstrip('/')
-    if not any(name.endswith(suffix) for name in known):
+    if not any(name.endswith(values.device_suffix(device)) for name in known):
       raise ValueError(f'Expected devices among {known}, found {device!r}.')
+  if num_threads is None and clients_per_device is None:
+    if all('CPU' in device.upper() for device in devices):
+      num_threads = os.cpu_count()
+    else:
+      clients_per_device = accelerators.clients_that_fit()
   if num_threads is None:
-    on_cpu = all('CPU' in device.upper() for device in devices)
-    num_threads = os.cpu_count() if on_cpu else len(devices)
+    num_threads = clients_per_device * len(devices)
   return client_pool.ClientPool(devices, num_threads)
 
 
@@ -234,8 +271,12 @@ def create_in_process_context(
   *,
   devices: Sequence[str] | None = None,
   num_threads: int | None = None,
+  clients_per_device: int | None = None,
   default_num_clients: int = 0,
   simulate_secure_sums_in_the_clear: bool = False,
+  memory_growth: bool = True,
+  deterministic: bool = False,
+  allow_tf32: bool | None = None,
 ) -> tff.framework.SyncContext:
   """Creates a context that runs TFF computations in this process, on the devices that TensorFlow sees.
 
@@ -249,23 +290,43 @@ def create_in_process_context(
   Args:
     devices: The devices that clients go to in turn, such as `['GPU:0', 'GPU:1']`; the first is also the server's. By
       default all GPUs, or the CPU if there is none.
-    num_threads: How many clients run at the same time; by default one for each core, or one for each device if these are not CPUs.
+    num_threads: How many clients run at the same time, on all devices together; by default one for each core of the CPU.
+    clients_per_device: How many clients run at the same time on each device, instead of `num_threads`. By default as many
+      as a GPU has 4 GB of memory, at most 4: while one client's thread prepares work, the GPU does another's.
     default_num_clients: The number of clients of a computation whose arguments do not tell it.
     simulate_secure_sums_in_the_clear: Whether secure sums are computed without any security. By default they are an error.
+    memory_growth: Whether TensorFlow takes memory of a GPU as it needs it, so that several processes can share a GPU. Otherwise
+      it takes nearly all at its start. It can be chosen only before the first operation of the process.
+    deterministic: Whether operations that could give other bits from run to run, as many on a GPU, are replaced by
+      slower ones that do not (TensorFlow's `enable_op_determinism`, for the whole process).
+    allow_tf32: Whether GPUs may multiply float32 numbers with the 10 bits of mantissa of TF32; `None` leaves TensorFlow's
+      choice, which is that they may.
 
   Returns:
     A context for `tff.framework.set_default_context`.
 
   Raises:
-    ValueError: If `num_threads` is less than 1, or `devices` is empty.
+    ValueError: If `num_threads` or `clients_per_device` is less than 1, both are given, or `devices` is empty.
   """
-  if num_threads is not None and num_threads < 1:
-    raise ValueError(f'Expected num_threads of at least 1, found {num_threads}.')
+  for name, value in (('num_threads', num_threads), ('clients_per_device', clients_per_device)):
+    if value is not None and value < 1:
+      raise ValueError(f'Expected {name} of at least 1, found {value}.')
+  if num_threads is not None and clients_per_device is not None:
+    raise ValueError(
+      f'Expected num_threads or clients_per_device, found both: {num_threads} and {clients_per_device}.'
+    )
   if devices is not None and not devices:
     raise ValueError('Expected at least one device, found none.')
+  accelerators.configure(
+    memory_growth=memory_growth, deterministic=deterministic, allow_tf32=allow_tf32
+  )
   _use_one_thread_for_each_op()
   return _InProcessContext(
-    devices, num_threads, default_num_clients, simulate_secure_sums_in_the_clear
+    devices,
+    num_threads,
+    default_num_clients,
+    simulate_secure_sums_in_the_clear,
+    clients_per_device,
   )
 
 
@@ -273,14 +334,22 @@ def set_in_process_context(
   *,
   devices: Sequence[str] | None = None,
   num_threads: int | None = None,
+  clients_per_device: int | None = None,
   default_num_clients: int = 0,
   simulate_secure_sums_in_the_clear: bool = False,
+  memory_growth: bool = True,
+  deterministic: bool = False,
+  allow_tf32: bool | None = None,
 ) -> None:
   """Makes the in-process runtime the default; see `create_in_process_context`."""
   context = create_in_process_context(
     devices=devices,
     num_threads=num_threads,
+    clients_per_device=clients_per_device,
     default_num_clients=default_num_clients,
     simulate_secure_sums_in_the_clear=simulate_secure_sums_in_the_clear,
+    memory_growth=memory_growth,
+    deterministic=deterministic,
+    allow_tf32=allow_tf32,
   )
   tff.framework.set_default_context(context)

@@ -47,6 +47,11 @@ class Step:
   def run(self, slots: Values, device: str) -> None:
     raise NotImplementedError
 
+  def ran_on(self, slots: Values) -> str | None:
+    """Returns the full name of the device that the step has run on, or None if its results do not tell."""
+    written = (slots[slot] for slot in self.writes)
+    return next((x.device for x in written if tf.is_tensor(x) and x.dtype.is_floating), None)
+
 
 @dataclasses.dataclass
 class _Constant(Step):
@@ -56,6 +61,9 @@ class _Constant(Step):
     del device
     slots[self.writes[0]] = self.value
 
+  def ran_on(self, slots):
+    return None
+
 
 @dataclasses.dataclass
 class _Call(Step):
@@ -64,8 +72,12 @@ class _Call(Step):
   function: graph_function.GraphFunction
 
   def run(self, slots, device):
-    arguments = [values.to_tensor(slots[slot]) for slot in self.reads]
+    with tf.device(device):  # Arrays become tensors in the memory of the device that reads them.
+      arguments = [values.to_tensor(slots[slot]) for slot in self.reads]
     slots.update(zip(self.writes, self.function(arguments, device), strict=True))
+
+  def ran_on(self, slots):
+    return values.HOST if self.function.reduces_on_host else super().ran_on(slots)
 
 
 @dataclasses.dataclass
@@ -179,6 +191,19 @@ class Pass:
   # The slots of a client that outlive its turn, and those that only the aggregations need.
   keeps: list[int]
   sends: list[int]
+
+  @property
+  def reads(self) -> set[int]:
+    """The slots that the client steps read."""
+    return {slot for step in self.client_steps for slot in step.reads}
+
+  def ran_on(self, slots: Values, device: str) -> str:
+    """Returns where a client that was sent to a device has run: there, unless the results of a step are elsewhere."""
+    for step in self.client_steps:
+      found = step.ran_on(slots)
+      if found is not None and not found.endswith(values.device_suffix(device)):
+        return values.device_suffix(found)[1:]
+    return device
 
 
 @dataclasses.dataclass

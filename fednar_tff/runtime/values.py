@@ -6,6 +6,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+# The device whose memory holds datasets, and what is to outlive a client's turn.
+HOST = '/device:CPU:0'
 # NumPy's letters for the kinds of numbers; TFF converts within a row, never from one row to another.
 _KINDS = ('b', 'iu', 'f', 'c', 'SUO')
 
@@ -57,7 +59,31 @@ def to_tensor(value: object) -> tf.Tensor:
   """Returns the tensor that a TensorFlow graph gets for a leaf: a dataset travels as a variant."""
   if isinstance(value, tf.data.Dataset):
     return tf.data.experimental.to_variant(value)
+  if isinstance(value, np.ndarray):
+    return tf.constant(value)
   return value
+
+
+def device_suffix(device: str) -> str:
+  """Returns how the full name of a device ends that is given as 'GPU:0', '/device:GPU:0' or by its full name."""
+  return ':' + device.upper().split('DEVICE:')[-1].lstrip('/')
+
+
+def on_device(value: object, device: str) -> object:
+  """Returns the same leaf in the memory of a device; one that is there, or that is not floating-point, as it is.
+
+  Integers stay: what TensorFlow does with them on a GPU (counters, shapes) it mostly does in the host's memory.
+
+  Args:
+    value: A tensor, or another leaf.
+    device: Where to; 'CPU:0' is the host.
+  """
+  if not tf.is_tensor(value) or not value.dtype.is_floating:
+    return value
+  if value.device.endswith(device_suffix(device)):
+    return value
+  with tf.device(device):
+    return tf.identity(value)
 
 
 def elements_of(value: object, type_spec: tff.StructType) -> list[object]:
@@ -76,17 +102,34 @@ def elements_of(value: object, type_spec: tff.StructType) -> list[object]:
   return list(elements)
 
 
-def flatten(value: object, type_spec: tff.Type) -> list[object]:
-  """Lists the leaves of a caller's value (tensors and datasets), in the order of the type."""
+def flatten(value: object, type_spec: tff.Type, *, keep_arrays: bool = False) -> list[object]:
+  """Lists the leaves of a caller's value (tensors and datasets), in the order of the type.
+
+  Args:
+    value: What the caller gives.
+    type_spec: Its type.
+    keep_arrays: Whether NumPy arrays that are of the right type stay what they are, and where: `to_tensor` makes tensors of them.
+  """
   if isinstance(type_spec, tff.StructType):
     return [
       leaf
       for element, element_type in zip(elements_of(value, type_spec), type_spec, strict=True)
-      for leaf in flatten(element, element_type)
+      for leaf in flatten(element, element_type, keep_arrays=keep_arrays)
     ]
   if isinstance(type_spec, tff.SequenceType):
     return [_to_dataset(value, type_spec)]
+  if keep_arrays and _is_array_of(value, type_spec):
+    return [value]
   return [from_python(value, type_spec)]
+
+
+def _is_array_of(value: object, type_spec: tff.TensorType) -> bool:
+  return (
+    isinstance(value, np.ndarray)
+    and value.dtype.kind in 'fiub'
+    and value.dtype == type_spec.dtype
+    and value.shape == tuple(type_spec.shape or ())
+  )
 
 
 def _to_dataset(value: object, type_spec: tff.SequenceType) -> tf.data.Dataset:
@@ -136,6 +179,8 @@ def to_python(leaves: Sequence[object], type_spec: tff.Type) -> object:
 def _to_python_leaf(leaf, type_spec):
   if isinstance(type_spec, tff.SequenceType):
     return _as_dataset(leaf, type_spec.element)
+  if isinstance(leaf, np.ndarray):
+    return leaf.copy()  # The caller's own, which came back as it was.
   return leaf.numpy()
 
 

@@ -140,7 +140,8 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
   def network(param, x, training):
     images = x['image']
     if training and not pads_with_mean:
-      images = augment(images, x[task.SEED_KEY])
+      # As floats, which a GPU can gather; it cannot gather bytes.
+      images = augment(tf.cast(images, tf.float32), x[task.SEED_KEY])
     images = normalise(images, *STATISTICS[name])
     if training and pads_with_mean:
       images = augment(images, x[task.SEED_KEY])
@@ -178,10 +179,10 @@ def augment_per_image(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   top, left, flip = _draw([batch, 1], seed)
   # One gather of all pixels from the padded batch: faster than a slice per image.
   side = _SIDE + 2 * _PADDING
-  across = tf.range(_SIDE)
+  across = tf.range(_SIDE, dtype=tf.int64)
   rows = top + across
   columns = left + tf.where(flip, _SIDE - 1 - across, across)
-  image = tf.range(batch)[:, tf.newaxis, tf.newaxis]
+  image = tf.range(tf.cast(batch, tf.int64), dtype=tf.int64)[:, tf.newaxis, tf.newaxis]
   pixels = (image * side + rows[:, :, tf.newaxis]) * side + columns[:, tf.newaxis, :]
   return tf.gather(tf.reshape(_pad(images), [-1, 3]), pixels)
 
@@ -206,7 +207,12 @@ def _draw(shape, seed):
   drawn = tf.random.stateless_uniform(
     shape, seed, minval=0, maxval=2 * _SHIFTS**2, dtype=tf.int32, alg='philox'
   )
-  return drawn // (2 * _SHIFTS), drawn // 2 % _SHIFTS, drawn % 2 == 1
+  # Numbers of 64 bits: TensorFlow computes with those of 32 on the host, and would copy the pixels' numbers to a GPU.
+  drawn = tf.cast(drawn, tf.int64)
+  top = drawn // (2 * _SHIFTS)
+  rest = drawn - top * (2 * _SHIFTS)
+  left = rest // 2
+  return top, left, rest - left * 2 == 1
 
 
 def _pad(images):

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers
+from fednar_tff.algorithms import local_training
 
 ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
 REDUCE = tff.learning.LoopImplementation.DATASET_REDUCE
@@ -66,6 +67,70 @@ def test_all_loops_give_the_same_numbers(problem, kind):
     for actual, expected in zip(weights, results[0][0]):
       np.testing.assert_array_equal(actual, expected)
     assert metrics == results[0][1]
+
+
+@pytest.mark.parametrize(
+  ('name', 'arguments'),
+  [
+    ('fed_avg', {}),
+    ('fed_prox', {'proximal_strength': 0.3}),
+    ('scaffold', {'num_clients': 9}),
+    ('fed_dyn', {'num_clients': 9, 'regularization_strength': 0.2}),
+  ],
+)
+def test_leaves_that_are_joined_for_a_gpu_take_the_same_steps(
+  problem, name, arguments, monkeypatch
+):
+  """On a GPU, all leaves are one vector. Two rounds, so that SCAFFOLD and FedDyn have something to correct."""
+  results, joined = [], []
+  split = local_training._Joiner.split
+  monkeypatch.setattr(
+    local_training._Joiner,
+    'split',
+    lambda self, leaves: joined.append(len(leaves)) or split(self, leaves),
+  )
+  for has_gpu in (False, True):
+    monkeypatch.setattr(local_training, '_has_gpu', lambda has_gpu=has_gpu: has_gpu)
+    process = build(problem.functional_model(), name=name, loop=PACKED, **arguments)
+    state, data = process.initialize(), problem.datasets(ALL_CLIENTS, PACKED)
+    if name in ('scaffold', 'fed_dyn'):
+      clients = [process.initial_client_state() for _ in data]
+      for _ in range(2):
+        state, clients, _ = process.next(state, clients, data)
+    else:
+      for _ in range(2):
+        state = process.next(state, data).state
+    results.append(process.get_model_weights(state).trainable)
+  assert set(joined) == {2, 1}
+  for one, other in zip(*results):
+    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_leaves_are_not_joined_for_an_optimizer_that_could_tell(problem, monkeypatch):
+  monkeypatch.setattr(local_training, '_has_gpu', lambda: True)
+  leaves = [tf.constant(w) for w in problem.initial]
+  for optimizer, joins in (
+    (optimizers.build_nar(0.1, 0.1), True),
+    (optimizers.build_clipped_sgd(0.1, 0.1), True),
+    (optimizers.build_adaptive_sgd(lambda g, x, l, wd: (l, wd), 0.1, 0.1), False),
+    (optimizers.co_clip(tff.learning.optimizers.build_sgdm(0.1), 0.1, 1.0), False),
+    (tff.learning.optimizers.build_sgdm(0.1), False),
+  ):
+    joiner = local_training._Joiner(leaves, optimizer)
+    assert joiner.is_active == joins
+    gradient, weights = joiner.join(leaves, leaves)
+    assert len(gradient) == len(weights) == (1 if joins else 2)
+    for found, leaf in zip(joiner.split(weights), leaves, strict=True):
+      np.testing.assert_array_equal(found, leaf)
+    # A leaf without a gradient keeps all of them apart.
+    assert len(joiner.join([None, leaves[1]], leaves)[1]) == 2
+
+
+def test_a_step_that_cannot_be_compiled_is_refused(problem):
+  with pytest.raises(ValueError, match='`jit_compile` needs a `FunctionalModel`'):
+    build(problem.variable_model, jit_compile=True)
+  with pytest.raises(ValueError, match='`jit_compile` needs another `loop_implementation`'):
+    build(problem.functional_model(), loop=REDUCE, jit_compile=True)
 
 
 def test_packed_spec_tells_rows_from_steps():

@@ -344,14 +344,17 @@ def test_transformer_learns_to_look_back():
 @pytest.mark.parametrize('input_dropout', [False, True])
 def test_embedded_input_is_dropped_only_if_asked(input_dropout, monkeypatch):
   rates = []
-  monkeypatch.setattr(
-    models, 'dropout', lambda x, rate, seed: rates.append((x.shape[1:], rate)) or x
-  )
+
+  def build_dropout(rate, seed):
+    return lambda x: rates.append((x.shape[1:], rate)) or x
+
+  monkeypatch.setattr(models, 'build_dropout', build_dropout)
   network = models.build_transformer(
     11, layers=2, heads=2, width=8, hidden=12, input_dropout=input_dropout
   )
   model, _ = _random_model(network, _text_spec(7))
   x = {'tokens': np.zeros([3, 7], np.uint8), 'seed': np.array([1, 2], np.int32)}
+  rates.clear()  # Those of the trace that finds the parameters.
   model.predict_on_batch(x, training=True)
   of_layer = [[2, 7, 7], [7, 8], [7, 12], [7, 8]]  # Attention, residual, hidden, residual.
   of_last_layer = [[2, 1, 7], [1, 8], [1, 12], [1, 8]]
@@ -374,9 +377,69 @@ def test_dropout_draws_from_the_seed_in_training_only():
 
 
 def test_dropout_keeps_the_mean_and_drops_its_share():
-  dropped = models.dropout(tf.ones([100000]), 0.1, tf.constant([3, 4])).numpy()
-  np.testing.assert_allclose(np.unique(dropped), [0.0, 1 / 0.9], rtol=1e-6)
-  assert abs((dropped == 0).mean() - 0.1) < 0.005
+  drop = models.build_dropout(0.1, tf.constant([3, 4]))
+  first, second = (drop(tf.ones([100000])).numpy() for _ in range(2))
+  for dropped in (first, second):
+    np.testing.assert_allclose(np.unique(dropped), [0.0, 1 / 0.9], rtol=1e-6)
+    assert abs((dropped == 0).mean() - 0.1) < 0.005
+  # The parts of the stream know nothing of each other.
+  assert abs(((first == 0) & (second == 0)).mean() - 0.01) < 0.002
+  again = models.build_dropout(0.1, tf.constant([3, 4]))(tf.ones([100000])).numpy()
+  np.testing.assert_array_equal(again, first)
+
+
+def test_gradient_passes_dropout_where_values_do():
+  x = tf.constant(np.random.RandomState(0).normal(size=[4, 50]).astype(np.float32))
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y = models.build_dropout(0.3, tf.constant([1, 2]))(x)
+  gradient = tape.gradient(y, x).numpy()
+  np.testing.assert_allclose(gradient, np.where(y.numpy() == 0, 0.0, 1 / 0.7), rtol=1e-6)
+  assert 0 < (gradient == 0).sum() < gradient.size
+
+
+@pytest.mark.parametrize(
+  ('norm', 'reference', 'shape'),
+  [
+    (models.group_norm, _np_group_norm, (3, 4, 2, 6)),
+    (models.layer_norm, _np_layer_norm, (3, 5, 6)),
+    (models.layer_norm, _np_layer_norm, (4, 6)),
+  ],
+  ids=['group', 'layer', 'layer of one position'],
+)
+@pytest.mark.parametrize('number_is_open', [False, True])
+def test_norms_and_their_gradients_equal_finite_differences(norm, reference, shape, number_is_open):
+  generator = np.random.RandomState(0)
+  arguments = [
+    generator.normal(1.0, 2.0, size=shape),
+    generator.normal(size=shape[-1:]),
+    generator.normal(size=shape[-1:]),
+  ]
+  upstream = generator.normal(size=shape)
+
+  @tf.function(
+    input_signature=[tf.TensorSpec([None, *shape[1:]] if number_is_open else shape)]
+    + [tf.TensorSpec(shape[-1:])] * 2
+  )
+  def run(*values):
+    with tf.GradientTape() as tape:
+      tape.watch(values)
+      given = iter(values[1:])
+      y = norm(lambda *args, **kwargs: next(given), values[0], 'norm')
+    return y, tape.gradient(y, values, tf.constant(upstream, tf.float32))
+
+  y, gradients = run(*(tf.constant(a, tf.float32) for a in arguments))
+  np.testing.assert_allclose(y, reference(*arguments), atol=1e-5)
+  for i, gradient in enumerate(gradients):
+    expected = np.empty(arguments[i].shape)
+    for position in np.ndindex(*expected.shape):
+      ends = []
+      for change in (1e-5, -1e-5):
+        changed = [a.copy() for a in arguments]
+        changed[i][position] += change
+        ends.append(np.sum(upstream * reference(*changed)))
+      expected[position] = (ends[0] - ends[1]) / 2e-5
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_metrics_equal_numpy_in_both_kinds_of_model():

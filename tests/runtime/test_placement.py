@@ -1,0 +1,88 @@
+"""Where the steps of local training would run on GPUs, and what they would copy, asked of TensorFlow without a GPU.
+
+Each case is a process of its own (see tools/gpu/placement.py). With logical CPU devices the rounds are real, and the copies between devices
+are measured in bytes. With a pretended GPU, TensorFlow places and partitions the graphs for real against its CUDA kernels.
+"""
+
+import functools
+import itertools
+
+import pytest
+
+from tools.gpu import placement, workloads
+
+# Kernels that a step may launch. Measured before these were bounded: 2,100 and 2,000.
+MAX_LAUNCHES = {'resnet18': 1100, 'transformer': 900}
+MAX_COPIES = 12
+# The bytes of a batch: 20 images of 32 x 32 x 3 bytes, or 20 windows of 80 characters.
+BATCH_BYTES = {'resnet18': 20 * 32 * 32 * 3, 'transformer': 20 * 80}
+# What is done on the host in each step: to take the batch out of the resident arrays, or out of the dataset.
+HOST_OPS = {
+  'packed': {'AddV2', 'GatherV2', 'GreaterEqual', 'StridedSlice', 'Where'},
+  'iterator': {'IteratorGetNextAsOptional', 'OptionalGetValue', 'OptionalHasValue'},
+}
+
+
+@functools.cache
+def measured(device, model, algorithms, loops, accelerators):
+  try:
+    return placement.measure(
+      device, model, algorithms=algorithms, loops=loops, accelerators=accelerators
+    )
+  except placement.UnavailableError as e:
+    pytest.skip(f'No pretended GPU: {e}')
+
+
+def check_step(case):
+  """Asserts what must hold for a step on any device, pretended or logical."""
+  name = {k: case[k] for k in ('algorithm', 'model', 'loop', 'device')}
+  assert case['num_copies'] <= MAX_COPIES, (name, case['copies'])
+  between = [c for c in case['copies'] if 'host' not in (c['from'], c['to'])]
+  assert not between, (name, between)
+  assert set(case['host_ops']) <= HOST_OPS[case['loop']], (name, case['host_ops'])
+  # Only scalars that decide on the flow of control come back.
+  back = {c['dtype'] for c in case['copies'] if c['to'] == 'host'}
+  assert back <= {'bool'}, (name, case['copies'])
+
+
+def check_pretended(case):
+  check_step(case)
+  assert list(case['launches']) == [case['device']]
+  assert 100 < case['launches'][case['device']] <= MAX_LAUNCHES[case['model']], case['launched']
+  assert not case['without_kernel']
+
+
+def check_logical(case):
+  check_step(case)
+  for copy in case['copies']:
+    assert copy['bytes'] is not None and copy['bytes'] <= BATCH_BYTES[case['model']], copy
+
+
+CHECKS = {'pretended': check_pretended, 'logical': check_logical}
+
+
+@pytest.mark.parametrize(
+  ('device', 'model', 'algorithm', 'loop'),
+  [
+    ('pretended', 'resnet18', 'scaffold', 'packed'),
+    ('pretended', 'transformer', 'fed_prox', 'packed'),
+    ('logical', 'transformer', 'fed_avg', 'packed'),
+  ],
+)
+def test_steps_stay_on_their_device(device, model, algorithm, loop):
+  # The second device: what is right there is right on the first, which has all arguments from the start.
+  (case,) = measured(device, model, (algorithm,), (loop,), (1,))
+  assert case['device'] == {'pretended': 'GPU:1', 'logical': 'CPU:2'}[device]
+  CHECKS[device](case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('device', ['pretended', 'logical'])
+@pytest.mark.parametrize('model', workloads.MODELS)
+def test_steps_of_all_algorithms_stay_on_their_device(device, model):
+  loops = tuple(workloads.LOOPS)
+  cases = measured(device, model, workloads.ALGORITHMS, loops, (0, 1))
+  found = {(case['algorithm'], case['loop'], case['device']) for case in cases}
+  assert len(found) == 2 * len(list(itertools.product(workloads.ALGORITHMS, loops)))
+  for case in cases:
+    CHECKS[device](case)
