@@ -145,7 +145,6 @@ def _client(seed):
 
 
 _BUILDERS = {name: algorithms.get_builder(name) for name in algorithms.ALGORITHMS}
-_BUILDERS['fed_dyn'] = algorithms.build_fed_dyn
 _EXTRA = {
   'fed_prox': {'proximal_strength': 0.1},
   'scaffold': {'num_clients': _NUM_CLIENTS},
