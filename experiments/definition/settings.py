@@ -134,7 +134,7 @@ SETTINGS = (
   Setting('runtime', _choice('runtime'), 'runtime', "in_process (on GPUs, too), TFF's own native, or remote workers.", 'in_process'),
   Setting('workers', str, 'runtime', 'The remote workers, as host:port,host:port.', changes_results=False),
   Setting('clients_per_device', int, 'runtime', 'How many clients train at the same time on a device: by default one on each core of the CPU, or as many as a GPU has 4 GB of memory, at most 4.', range='positive', changes_results=False),
-  Setting('deterministic', bool, 'runtime', 'Whether operations give the same bits from run to run on a GPU, too, which makes some slower. A CPU always does.', changes_results=False),
+  Setting('deterministic', bool, 'runtime', 'Whether operations give the same bits from run to run on a GPU, too, which makes some slower. On a CPU all do, but with this flag some compute in another way, so that last bits differ.'),
   Setting('tf32', bool, 'runtime', "Whether a GPU may multiply with 10 bits of mantissa (TF32), as it does unless told otherwise."),
   Setting('jit_compile', bool, 'runtime', 'Whether XLA compiles the local step, which needs full batches; dropout draws other numbers then. Slower on a CPU.'),
   Setting('client_state_storage', ('memory', 'disk'), 'runtime', 'Where the states of clients are kept between rounds.', changes_results=False),

@@ -182,7 +182,7 @@ def augment_per_image(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   across = tf.range(_SIDE, dtype=tf.int64)
   rows = top + across
   columns = left + tf.where(flip, _SIDE - 1 - across, across)
-  image = tf.range(tf.cast(batch, tf.int64), dtype=tf.int64)[:, tf.newaxis, tf.newaxis]
+  image = tf.cast(tf.range(batch), tf.int64)[:, tf.newaxis, tf.newaxis]
   pixels = (image * side + rows[:, :, tf.newaxis]) * side + columns[:, tf.newaxis, :]
   return tf.gather(tf.reshape(_pad(images), [-1, 3]), pixels)
 
