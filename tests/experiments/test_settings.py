@@ -24,7 +24,7 @@ def call(*arguments, cwd=ROOT, module='experiments.train'):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (['--algorithm=fedavg'], 'value should be one of <fed_avg|fed_prox|scaffold|fed_exp|fed_adam|fed_avgm|fed_dyn>'),
+    (['--algorithm=fedavg'], 'value should be one of <fed_avg|fed_prox|scaffold|fed_exp|fed_adam|fed_avgm|fed_dyn|centralized>'),
     (['--task=mnist'], '--task=mnist is unknown: it takes digits, cifar10, cifar100, shakespeare, synthetic, or a task that --task_module registers.'),
     (['--task=synthetic', '--model=cnn'], '--model=cnn does not fit --task=synthetic: it takes mlp.'),
     (['--task=cifar100', '--partition_seed=1'], '--partition_seed means nothing with --task=cifar100; it goes with task digits, cifar10, shakespeare, synthetic.'),
