@@ -304,6 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
   if options.worker:
     _worker(options)
     return 0
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   gpus = _gpus()
   device = gpus[0] if gpus else 'CPU:0'
   options.steps = options.steps or (20 if gpus else 2)
