@@ -1,8 +1,9 @@
 """The numbers of `evaluate`: of a run's model, by client, by class, and after local steps."""
 
+import fednar_tff
 from experiments.reading.evaluations import Evaluation
 from experiments.running import building, loading
-from fednar_tff import runtime, simulation
+from fednar_tff import simulation
 
 
 def evaluate(path, round_num, data_dir, personalization_steps, seed) -> Evaluation:
@@ -19,7 +20,7 @@ def evaluate(path, round_num, data_dir, personalization_steps, seed) -> Evaluati
     UsageError: If there is no run, no such checkpoint, or no data.
   """
   model, settings = loading.load_model(path, round_num, data_dir)
-  runtime.set_in_process_context()
+  fednar_tff.runtime.set_in_process_context()
   task, weights = model.task, model.model_weights
   test_data = task.datasets.get_centralized_test_data()
   metrics = simulation.build_evaluation(task.model_fn, test_data)(weights)

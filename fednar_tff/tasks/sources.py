@@ -4,7 +4,9 @@ import functools
 import os
 import pathlib
 import shlex
+import socket
 import sqlite3
+import urllib.parse
 import urllib.request
 from typing import Any, NamedTuple
 
@@ -164,6 +166,22 @@ def _reason(error):
   return _one_line(error)
 
 
+def _check_connection(name, folder):
+  """Raises a `ConnectionError` if the server of a data set of tfds cannot be reached, which tfds itself tries for minutes."""
+  import tensorflow_datasets as tfds
+
+  downloads = pathlib.Path(folder, 'downloads')
+  if urllib.request.getproxies() or any(path.is_file() for path in downloads.rglob('*')):
+    return  # Others connect, or the archive may be there already.
+  for url in tfds.builder(name, data_dir=folder).url_infos:
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port or (80 if parts.scheme == 'http' else 443)
+    try:
+      socket.create_connection((parts.hostname, port), _SECONDS_TO_ANSWER).close()
+    except OSError as e:
+      raise ConnectionError(f'{url} cannot be reached from here ({_one_line(e)})') from e
+
+
 @functools.cache
 def _load_tfds(name, folder):
   import tensorflow_datasets as tfds
@@ -175,6 +193,7 @@ def _load_tfds(name, folder):
     load(download=False)
   except Exception as first:  # tfds raises many kinds, also AssertionError.
     try:
+      _check_connection(name, folder)
       load(download=True)
     except Exception as e:
       problem = (

@@ -1,6 +1,8 @@
+import io
 import os
 import pathlib
 import shutil
+import socket
 
 import pytest
 import tensorflow_federated as tff
@@ -71,6 +73,33 @@ def test_missing_tff_data_says_what_where_and_how(tmp_path, monkeypatch):
   assert list(tmp_path.iterdir()) == [], 'a half download must not stay'
 
 
+@pytest.fixture
+def connected(monkeypatch):
+  """Servers of data sets can be reached, whatever they then answer."""
+  monkeypatch.setattr(socket, 'create_connection', lambda *_: io.BytesIO())
+
+
+def test_no_connection_is_said_before_tfds_tries_for_minutes(tmp_path, monkeypatch):
+  import tensorflow_datasets as tfds
+
+  asked = []
+
+  def offline(name, *, data_dir, split, download):
+    asked.append(download)
+    raise OSError('not there')
+
+  def refuse(address, timeout):
+    raise OSError(f'no way to {address[0]}')
+
+  monkeypatch.setattr(tfds, 'load', offline)
+  monkeypatch.setattr(socket, 'create_connection', refuse)
+  with pytest.raises(tasks.DataError, match='cannot be reached from here [(]no way to ') as error:
+    tasks.create_task('cifar10', data_dir=str(tmp_path))
+  assert str(error.value).endswith(f'python -m fednar_tff.fetch cifar10 --data_dir={tmp_path}')
+  assert asked == [False]
+
+
+@pytest.mark.usefixtures('connected')
 def test_missing_tfds_data_says_what_where_and_how(tmp_path, monkeypatch):
   import tensorflow_datasets as tfds
 
@@ -86,6 +115,7 @@ def test_missing_tfds_data_says_what_where_and_how(tmp_path, monkeypatch):
   assert message.endswith(f'python -m fednar_tff.fetch cifar10 --data_dir={tmp_path}')
 
 
+@pytest.mark.usefixtures('connected')
 def test_a_package_that_tfds_lacks_is_named_with_its_remedy(tmp_path, monkeypatch):
   import tensorflow_datasets as tfds
 
@@ -97,6 +127,7 @@ def test_a_package_that_tfds_lacks_is_named_with_its_remedy(tmp_path, monkeypatc
     tasks.create_task('cifar10', data_dir=str(tmp_path))
 
 
+@pytest.mark.usefixtures('connected')
 def test_unreadable_tfds_data_is_not_called_missing(tmp_path, monkeypatch):
   import tensorflow_datasets as tfds
 
