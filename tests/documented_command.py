@@ -3,7 +3,7 @@
 A block is run by bash as it is written. What would take hours, a second machine or a download is cut down here, and nowhere else:
 
 - `experiments.train` trains two rounds, on the digits images, into the folder that is named; its remote workers are those that the block started. What only prints is
-  done as it is written.
+  done as it is written, and of a run on Shakespeare the flags are checked.
 - `experiments.sweep` lists the commands of the sweep as written (every name must be known, every flag must exist), and then
   runs one small cell into the same folder, so that the report that follows has something to read.
 - `experiments.report --table` must know the table, in which that small cell has no place; then it reports what is there.
@@ -43,6 +43,8 @@ def _fetch(*arguments):
 def _train(*arguments):
   if '--print_flags' in arguments:
     return _module('experiments.train', *arguments)
+  if '--task=shakespeare' in arguments:
+    return _module('experiments.train', *arguments, '--print_flags')
   if any(
     a.startswith('--flagfile=') for a in arguments
   ):  # A file for a large task: it only has to be right.
