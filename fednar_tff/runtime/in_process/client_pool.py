@@ -71,11 +71,17 @@ class ClientPool:
       for device in devices
     ]
 
-  def map(
+  def map(self, fn: Callable[[int, str], _Result], num_clients: int) -> Iterator[_Result]:
+    """Yields `fn(client_index, device)` of each client, in client order; see `map_groups`."""
+    return self.map_groups(
+      lambda clients, device: fn(clients[0], device), num_clients, lambda num_left: 1
+    )
+
+  def map_groups(
     self,
     fn: Callable[[range, str], _Result],
     num_clients: int,
-    size_fn: Callable[[int], int] = lambda num_left: 1,
+    size_fn: Callable[[int], int],
   ) -> Iterator[_Result]:
     """Yields `fn(clients, device)` of each group of clients, in client order.
 

@@ -112,7 +112,7 @@ class Round:
     def size(num_left):
       return group.size(num_left, self._pool.num_threads)
 
-    for clients, device, sent in self._pool.map(run_group, self._num_clients, size):
+    for clients, device, sent in self._pool.map_groups(run_group, self._num_clients, size):
       self._pool.clients_by_device[device] += len(clients)
       yield len(clients), sent
       del sent  # The loop must not hold on to what the caller drops.
@@ -120,8 +120,7 @@ class Round:
   def _sent_by_clients(self, current: passes.Pass):
     """Yields what each client sends to the server, in client order."""
 
-    def run_client(clients, device):
-      (index,) = clients
+    def run_client(index, device):
       slots = {**self._server, **broadcast[device], **self._kept[index]}
       for step in current.client_steps:
         step.run(slots, device)
