@@ -19,8 +19,8 @@ class ClientSide(NamedTuple):
     weights_type: The type of these.
     data_type: The type of a client's dataset.
     schedule: The optimizer's hparams over the rounds.
-    train_fn: `train_fn(hparams, weights, dataset, correction_fn=None, correction_constants=())` returns a
-      `LocalResult`.
+    train_fn: `train_fn(hparams, weights, dataset, correction_fn=None, correction_constants=())`
+      returns a `LocalResult`.
     aggregate_metrics: A TFF computation from the clients' unfinalized metrics to the finalized
       ones.
   """
@@ -50,7 +50,8 @@ def build_client_side(
 
   Raises:
     TypeError: If an argument is of the wrong type.
-    ValueError: If a hparam that the optimizer does not have is scheduled, or a step is to be compiled that cannot be.
+    ValueError: If a hparam that the optimizer does not have is scheduled, or a step is to be
+      compiled that cannot be.
   """
   if not isinstance(client_optimizer_fn, tff.learning.optimizers.Optimizer):
     raise TypeError(

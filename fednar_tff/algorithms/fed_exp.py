@@ -13,7 +13,14 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import client_work, fed_avg, local_training, server_step, structures
+from fednar_tff.algorithms import (
+  arguments,
+  client_work,
+  fed_avg,
+  local_training,
+  server_step,
+  structures,
+)
 
 
 def _squared_norm(structure: Any) -> tf.Tensor:
@@ -206,6 +213,7 @@ def _with_mean_of_last_two_models(
   )
 
 
+@arguments.with_arguments_of(fed_avg.build_fed_avg)
 def build_fed_exp(
   model_fn: local_training.ModelFn,
   *,
@@ -217,7 +225,7 @@ def build_fed_exp(
   client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   squared_norm_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-  **fed_avg_arguments: Any,
+  **fed_avg_arguments: 'arguments.Unpack[arguments.ClientArguments]',
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedExP: FedAvg whose server steps `eta_g >= 1` times as far.
 

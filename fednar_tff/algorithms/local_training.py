@@ -39,9 +39,9 @@ LoopImplementation = tff.learning.LoopImplementation | PackedLoop
 ClientWeighting = tff.learning.ClientWeighting | DataSizeWeighting
 ModelFn = Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
 Leaves = Sequence[tf.Tensor | None]
-# Takes the leaves of the gradient, of the weights, of the server's weights and of each of the `correction_constants`,
-# and returns those of a new gradient. A leaf of the gradient that is None has to stay None. It must work entry by
-# entry: on a GPU all leaves are joined into one.
+# Takes the leaves of the gradient, of the weights, of the server's weights and of each of the
+# `correction_constants`, and returns those of a new gradient. A leaf of the gradient that is None
+# has to stay None. It must work entry by entry: on a GPU all leaves are joined into one.
 CorrectionFn = Callable[..., Leaves]
 
 
@@ -70,9 +70,9 @@ def packed_spec(input_spec: Any, *, with_size: bool = False) -> collections.Orde
   `index` is an integer matrix with one row for each step. In `data`, a leaf of `input_spec` whose
   first dimension is None holds all examples, of which step `k` takes the rows `index[k]`, leaving
   out those that are -1 (a last batch may be short); any other leaf is stacked over the steps, and
-  step `k` takes row `k`. With `with_size`, there is a third entry `num_examples`, an int32: how many
-  examples the client holds, which `index` does not tell, as a round need not visit all. It is what
-  `DATA_SIZE` weights by.
+  step `k` takes row `k`. With `with_size`, there is a third entry `num_examples`, an int32: how
+  many examples the client holds, which `index` does not tell, as a round need not visit all. It is
+  what `DATA_SIZE` weights by.
 
   Args:
     input_spec: The `input_spec` of a model: a structure of `tf.TensorSpec`.
@@ -91,7 +91,8 @@ def _has_examples(spec: tf.TensorSpec) -> bool:
 
 
 def _single_element(dataset: tf.data.Dataset) -> Any:
-  # A loop carries what it reads where that was made. On a GPU, this would copy all examples back in every step.
+  # A loop carries what it reads where that was made. On a GPU, this would copy all examples back in
+  # every step.
   with tf.device('CPU:0'):
     return dataset.get_single_element()
 
@@ -162,8 +163,8 @@ def _has_gpu() -> bool:
 class _Joiner:
   """Joins all leaves into one vector where a GPU would otherwise start a kernel for each leaf and operation.
 
-  On a CPU, the copying costs more than it saves. Only what works entry by entry, or by norms over all leaves, may be
-  given such a vector in place of the leaves.
+  On a CPU, the copying costs more than it saves. Only what works entry by entry, or by norms over
+  all leaves, may be given such a vector in place of the leaves.
   """
 
   def __init__(self, leaves: Leaves, optimizer: tff.learning.optimizers.Optimizer):
@@ -236,7 +237,8 @@ class _FunctionalModel:
     self.input_spec = model.input_spec
     self._predict, self._update_metrics = model.predict_on_batch, model.update_metrics_state
     if inline:
-      # XLA takes what a function inside of its own is given for constants, and compiles anew in every step.
+      # XLA takes what a function inside of its own is given for constants, and compiles anew in
+      # every step.
       self._predict = self._predict.python_function
       self._update_metrics = self._update_metrics.python_function
 
@@ -351,7 +353,8 @@ def train(
     loop_implementation: How the loop runs, and so what `dataset` is.
     correction_fn: Changes each gradient before the optimizer sees it; see `CorrectionFn`.
     correction_constants: What it takes besides; each has a leaf for each of the trainable weights.
-    jit_compile: Whether XLA compiles the step; only for a `FunctionalModel`, and not in a dataset's reduce.
+    jit_compile: Whether XLA compiles the step; only for a `FunctionalModel`, and not in a dataset's
+      reduce.
   """
   # Variables have to be made outside of the `tf.function`.
   if isinstance(model_fn, tff.learning.models.FunctionalModel):
@@ -397,7 +400,8 @@ def train(
 
     update = [x - y for x, y in zip(initial, model.trainable(carry))]
     is_finite = structures.all_finite(update)
-    # Zeros in place of the update, too: zero times NaN is NaN. With `tf.where`, every client would pay for them.
+    # Zeros in place of the update, too: zero times NaN is NaN. With `tf.where`, every client would
+    # pay for them.
     update = tf.cond(is_finite, lambda: update, lambda: [tf.zeros_like(x) for x in update])
     if client_weighting is tff.learning.ClientWeighting.UNIFORM:
       weight = tf.ones([])

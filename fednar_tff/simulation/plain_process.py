@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from fednar_tff import algorithms
+
 _Selection = Sequence[tuple[str, Any]]
 
 
@@ -185,7 +187,7 @@ def keep_client_states(
   model, `run` is the better driver, which writes only what changed.
 
   Args:
-    process: A process of `build_scaffold` or `build_fed_dyn`, or one that is called as they are.
+    process: A process of `build_scaffold`, `build_fed_dyn` or `compose_stateful`.
     context: What rounds run on; None means the current context. Has to be given within a `tff.program.FederatedContext`, and is
       the context that this was made of.
 
@@ -193,7 +195,7 @@ def keep_client_states(
     TypeError: If the clients of `process` carry no state. From `next`, if clients come without ids.
     ValueError: From `next`, if a round has no client or a client twice, or `context` is missing.
   """
-  if not hasattr(process, 'initial_client_state'):
+  if not algorithms.has_client_states(process):
     raise TypeError(
       '`process` must be an algorithm whose clients carry states, such as that of `build_scaffold`; '
       f'found {type(process).__name__}, which is plain already.'

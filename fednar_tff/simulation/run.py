@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
+from fednar_tff import algorithms
 from fednar_tff.simulation import callbacks as callbacks_lib
 from fednar_tff.simulation import (
   checkpoints,
@@ -508,7 +509,7 @@ def run(
   if output_dir is not None:
     directory = storage.RunDirectory(pathlib.Path(output_dir), description)
   states = None
-  if hasattr(process, 'initial_client_state'):
+  if algorithms.has_client_states(process):
     states = client_states_lib.ClientStates(
       process.initial_client_state(),
       None if directory is None else directory.path / 'client_states.sqlite',
