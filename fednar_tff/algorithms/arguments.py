@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import local_training, schedules, server_step
+from fednar_tff.algorithms import client_data, schedules, server_step
 
 if TYPE_CHECKING:
   from typing_extensions import Unpack as Unpack
@@ -30,14 +30,14 @@ class ClientArguments(_RequiredArguments, total=False):
   learning_rate_fn: schedules.ScheduleFn | None
   weight_decay_fn: schedules.ScheduleFn | None
   metrics_aggregator: tff.learning.metrics.MetricsAggregatorType | None
-  loop_implementation: local_training.LoopImplementation
+  loop_implementation: client_data.LoopImplementation
   jit_compile: bool
 
 
 class MeanArguments(ClientArguments, total=False):
   """These, and those that say how updates are averaged."""
 
-  client_weighting: local_training.ClientWeighting
+  client_weighting: client_data.ClientWeighting
   model_aggregator: server_step.ModelAggregator | None
 
 

@@ -7,7 +7,14 @@ Communication-Efficient Learning of Deep Networks from Decentralized Data
 
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import arguments, client_work, local_training, schedules, server_step
+from fednar_tff.algorithms import (
+  arguments,
+  client_data,
+  client_work,
+  local_training,
+  schedules,
+  server_step,
+)
 
 
 def compose(
@@ -32,7 +39,7 @@ def build_corrected_fed_avg(
   *,
   correction_fn: local_training.CorrectionFn | None,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
-  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   **client_arguments: 'arguments.Unpack[arguments.ClientArguments]',
 ) -> tff.learning.templates.LearningProcess:
@@ -58,10 +65,10 @@ def build_fed_avg(
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   learning_rate_fn: schedules.ScheduleFn | None = None,
   weight_decay_fn: schedules.ScheduleFn | None = None,
-  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   metrics_aggregator: tff.learning.metrics.MetricsAggregatorType | None = None,
-  loop_implementation: local_training.LoopImplementation = (
+  loop_implementation: client_data.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
   ),
   jit_compile: bool = False,

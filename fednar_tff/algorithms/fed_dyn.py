@@ -47,7 +47,7 @@ def build_fed_dyn(
   ```
 
   All clients count alike. A client whose update is not finite keeps its `h_i`. The states of the
-  clients, `h_i`, enter and leave `next` as those of `build_scaffold` do; the caller keeps them.
+  clients, `h_i`, enter and leave `next`, and the caller keeps them; see `StatefulProcess`.
 
   Args:
     model_fn: As in `build_fed_avg`.
@@ -59,7 +59,7 @@ def build_fed_dyn(
       `client_weighting`.
 
   Returns:
-    A process as that of `build_scaffold`; in its state, `control` is `h`.
+    A `StatefulProcess`; in its state, `control` is `h`.
 
   Raises:
     ValueError: If a number is out of range.

@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 
 from fednar_tff.algorithms import (
   arguments,
+  client_data,
   client_work,
   fed_avg,
   local_training,
@@ -76,7 +77,7 @@ def _with_mean_squared_norm(
 def _with_released_epsilon(
   aggregator: tff.templates.AggregationProcess, epsilon: float, epsilon_decay: float
 ) -> tff.templates.AggregationProcess:
-  """Returns a process whose result also has `epsilon`, decayed, times the number of participants."""
+  """Returns a process whose result also has the decayed `epsilon` times the participants."""
   _, update_type, weight_type = (t.member for t in aggregator.next.type_signature.parameter)
 
   @tff.tensorflow.computation
@@ -222,7 +223,7 @@ def build_fed_exp(
   epsilon_decay: float | None = None,
   average_last_two: bool = False,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
-  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   squared_norm_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
   **fed_avg_arguments: 'arguments.Unpack[arguments.ClientArguments]',

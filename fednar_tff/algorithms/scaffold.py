@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 
 from fednar_tff.algorithms import (
   arguments,
+  client_data,
   client_work,
   fed_avg,
   local_training,
@@ -20,8 +21,6 @@ from fednar_tff.algorithms import (
 )
 
 _LEARNING_RATE_KEY = tff.learning.optimizers.LEARNING_RATE_KEY
-
-
 # Their names from before other algorithms had clients with states, too.
 ScaffoldProcess = stateful.StatefulProcess
 ScaffoldState = stateful.StatefulState
@@ -34,7 +33,7 @@ def build_scaffold(
   *,
   num_clients: int,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
-  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   control_aggregator: tff.aggregators.UnweightedAggregationFactory | None = None,
   total_examples: int | None = None,
@@ -57,16 +56,7 @@ def build_scaffold(
   of them counts `n_i / total_examples` in place of `1 / N`, as in the released code. A client whose
   update is not finite, or that took no step, keeps its `c_i`.
 
-  The clients' states enter and leave `next`; the caller keeps them:
-
-  ```
-  state = process.initialize()
-  client_states = collections.defaultdict(process.initial_client_state)
-  for client_ids in rounds:
-    states = [client_states[i] for i in client_ids]
-    state, states, metrics = process.next(state, states, [datasets[i] for i in client_ids])
-    client_states.update(zip(client_ids, states))
-  ```
+  The clients' states enter and leave `next`, and the caller keeps them; see `StatefulProcess`.
 
   Args:
     model_fn: As in `build_fed_avg`.
@@ -82,9 +72,7 @@ def build_scaffold(
     **fed_avg_arguments: The other arguments of `build_fed_avg`.
 
   Returns:
-    A process with `initialize()`, `next(state, client_states, client_data)`,
-    `initial_client_state()`, and `get_model_weights`, `set_model_weights`, `get_hparams`,
-    `set_hparams` as a `tff.learning.templates.LearningProcess` has them.
+    A `StatefulProcess`; in its state, `control` is `c`.
 
   Raises:
     TypeError: If an aggregator is of the wrong type.
@@ -94,7 +82,7 @@ def build_scaffold(
   structures.check_positive_integer('num_clients', num_clients)
   if total_examples is not None:
     structures.check_positive_integer('total_examples', total_examples)
-    if client_weighting is not local_training.DATA_SIZE:
+    if client_weighting is not client_data.DATA_SIZE:
       raise ValueError(
         '`client_weighting` must be `algorithms.DATA_SIZE` if `total_examples` is given, '
         f'found {client_weighting!r}.'

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import local_training, structures
+from fednar_tff.algorithms import client_data, structures
 from fednar_tff.optimizers import tree_math
 
 ModelAggregator = (
@@ -47,7 +47,7 @@ def check_variant(variant: str, epsilon_decay: float | None) -> float:
 def create_aggregator(
   model_aggregator: ModelAggregator | None,
   update_type: tff.Type,
-  client_weighting: local_training.ClientWeighting,
+  client_weighting: client_data.ClientWeighting,
 ) -> tff.templates.AggregationProcess:
   """Returns the process that aggregates updates; its result is not finite if no client has weight.
 
@@ -116,7 +116,7 @@ def build_finalizer(
     server_optimizer: Takes the step; None means gradient descent with learning rate 1.
     weights_type: The type of the model's weights.
     aggregate_type: The type of the aggregator's result.
-    extrapolation_fn: Makes an update of it; None if it is one.
+    extrapolation_fn: Makes an update of the aggregator's result; None if that is an update already.
 
   Raises:
     TypeError: If `server_optimizer` is not an optimizer, or the aggregator's result does not fit

@@ -59,7 +59,21 @@ class StatefulOutput(NamedTuple):
 
 
 class StatefulProcess(tff.templates.IterativeProcess):
-  """A learning process whose clients carry a state; see `compose_stateful`."""
+  """A learning process whose clients carry a state.
+
+  It has `get_model_weights`, `set_model_weights`, `get_hparams` and `set_hparams` as a
+  `tff.learning.templates.LearningProcess` has them. The clients' states enter and leave `next`, and
+  the caller keeps them:
+
+  ```
+  state = process.initialize()
+  client_states = collections.defaultdict(process.initial_client_state)
+  for client_ids in rounds:
+    states = [client_states[i] for i in client_ids]
+    state, states, metrics = process.next(state, states, [datasets[i] for i in client_ids])
+    client_states.update(zip(client_ids, states))
+  ```
+  """
 
   def __init__(
     self,
@@ -135,8 +149,7 @@ def compose_stateful(
   ```
 
   Both functions are written in TensorFlow. What the server shares and the states `s_i` are zeros at
-  first. The states enter and leave `next(state, client_states, client_data)`: the caller keeps
-  them.
+  first.
 
   Args:
     client_side: The clients' part of the algorithm, of `build_client_side`.
@@ -150,11 +163,6 @@ def compose_stateful(
       no finite update is NaN; a step that is not finite is not taken.
     client_state_type: The type of a client's state; None if it is `shared_type`.
     message_aggregator: A factory that sums the messages; None means a plain sum.
-
-  Returns:
-    A process with `initialize()`, `next(state, client_states, client_data)`,
-    `initial_client_state()`, and `get_model_weights`, `set_model_weights`, `get_hparams`,
-    `set_hparams` as a `tff.learning.templates.LearningProcess` has them.
 
   Raises:
     TypeError: If a function returns a state of another type than it was given.

@@ -112,14 +112,14 @@ def updated_statistics(state: Mapping[str, Any], norm: Any, clipped: Any) -> Sta
 
 
 def get_clipping_statistics(state: Any) -> ClippingStatistics | None:
-  """Returns what the state of an optimizer of this package has counted, or None for another optimizer's state."""
+  """Returns what an optimizer of this package has counted; None for another one's state."""
   if not isinstance(state, Mapping) or any(k not in state for k in ClippingStatistics._fields):
     return None
   return ClippingStatistics(*(state[k] for k in ClippingStatistics._fields))
 
 
 def may_join_leaves(optimizer: tff.learning.optimizers.Optimizer) -> bool:
-  """Returns whether an optimizer takes the same step, but for rounding, if all leaves are joined into one."""
+  """Returns whether joining all leaves into one changes nothing but the rounding of a step."""
   return getattr(optimizer, 'may_join_leaves', False)
 
 
@@ -214,7 +214,8 @@ def build_adaptive_sgd(
   The round enters through `l` and `wd`, which a federated algorithm can set in each round. Plain
   gradient descent with weight decay, for example, whose `mu` in the paper's tables is `l * wd`:
 
-  >>> sgd = build_adaptive_sgd(lambda g, x, l, wd: (l, l * wd), learning_rate=0.5, weight_decay=0.25)
+  >>> rates_fn = lambda g, x, l, wd: (l, l * wd)
+  >>> sgd = build_adaptive_sgd(rates_fn, learning_rate=0.5, weight_decay=0.25)
   >>> weights = tf.constant([8.0, -8.0])
   >>> state = sgd.initialize(tf.TensorSpec([2]))
   >>> _, weights = sgd.next(state, weights, tf.constant([2.0, 4.0]))
@@ -255,7 +256,7 @@ def build_clipping_optimizer(
   max_norm: Float,
   **more_bounds: Float,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns an instance of Algorithm 1 whose rates depend on norms, over all leaves, bounded by hparams."""
+  """Returns an instance of Algorithm 1 whose rates depend on norms that hparams bound."""
   check_hparam(LEARNING_RATE_KEY, learning_rate)
   check_hparam(WEIGHT_DECAY_KEY, weight_decay)
   bounds = {MAX_NORM_KEY: max_norm, **more_bounds}

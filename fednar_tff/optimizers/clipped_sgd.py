@@ -18,7 +18,7 @@ def build_clipped_sgd(
   *,
   epsilon: float = 0.0,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns gradient descent with gradient clipping and, apart from it, weight decay: the paper's baseline.
+  """Returns the paper's baseline: clipped gradient descent, and weight decay apart from it.
 
   With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and bound `A` (`max_norm`), a
   step is
@@ -66,7 +66,7 @@ def build_bounded_decay_sgd(
   max_norm: adaptive_sgd.Float = 10.0,
   max_weight_norm: adaptive_sgd.Float = 10.0,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns gradient descent whose gradient and weight decay are bounded one by one (after Theorem 1).
+  """Returns gradient descent that bounds gradient and weight decay apart (after Theorem 1).
 
   With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and the bounds `A`
   (`max_norm`) and `c` (`max_weight_norm`), a step is

@@ -85,8 +85,9 @@ def _check_inner_hparams(hparams: Mapping[str, Any]) -> None:
     value = tf.get_static_value(tf.convert_to_tensor(hparams[adaptive_sgd.WEIGHT_DECAY_KEY]))
     if value != 0.0:
       raise ValueError(
-        '`optimizer` must have a weight decay of 0: build it with `weight_decay=0.0` and give the weight decay to '
-        f'`co_clip`, which clips it together with the gradient; found {"a tensor" if value is None else value}.'
+        '`optimizer` must have a weight decay of 0: build it with `weight_decay=0.0` and give the '
+        'weight decay to `co_clip`, which clips it together with the gradient; '
+        f'found {"a tensor" if value is None else value}.'
       )
 
 

@@ -11,7 +11,7 @@ def compute_dtype(leaf: tf.Tensor) -> tf.DType:
 
 
 def scalar_dtype(leaves: Sequence[tf.Tensor]) -> tf.DType:
-  """Returns the type of scalars computed from all leaves together: float64 if any leaf is, else float32."""
+  """Returns the type of a scalar made of all leaves: float64 if any leaf is, else float32."""
   return tf.float64 if any(x.dtype == tf.float64 for x in leaves) else tf.float32
 
 
