@@ -1,10 +1,10 @@
 """What can be chosen, each fact stated once: tasks, models, algorithms, client optimizers, schedules, runtimes.
 
-A choice is a setting whose value decides which other settings mean something. An option is one value
-of a choice; it names the settings that belong to it, with their defaults. A setting that belongs to
-options of two choices needs both: `alpha` has to be known to the task, and to its kind of split.
-Nothing here imports TensorFlow, so that help is shown and flags are checked at once; a test holds the
-names, arguments and defaults against those of `fednar_tff`.
+A choice is a setting whose value decides which other settings mean something. An option is one
+value of a choice; it names the settings that belong to it, with their defaults. A setting that
+belongs to options of two choices needs both: `alpha` has to be known to the task, and to its kind
+of split. Nothing here imports TensorFlow, so that help is shown and flags are checked at once; a
+test holds the names, arguments and defaults against those of `fednar_tff`.
 """
 
 import dataclasses

@@ -22,7 +22,8 @@ _NAME_PARTS = {
   'weight_decay': 'wd',
   'max_norm': 'A',
 }
-# Choices that a run's name and a report's title say where they are not at their default; the others, their main settings tell.
+# Choices that a run's name and a report's title say where they are not at their default; the
+# others, their main settings tell.
 _NAMED_CHOICES = ('learning_rate_schedule', 'weight_decay_schedule')
 # More rounds continue a run, in the folder that it has.
 _NOT_IN_NAME = ('total_rounds', 'seed')

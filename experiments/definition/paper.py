@@ -38,7 +38,8 @@ SWEEP_WEIGHT_DECAYS = (1e-4, 1e-3, 1e-2, 5e-2, 1e-1)
 ROBUSTNESS_ALGORITHMS = ('fed_avg', 'fed_prox', 'scaffold')
 ROBUSTNESS_WEIGHT_DECAYS = (1e-2, 1e-1)
 
-# The number of local steps, where it is not varied, and the sizes of a run that the text and the released code agree on.
+# The number of local steps, where it is not varied, and the sizes of a run that the text and the
+# released code agree on.
 LOCAL_STEPS = 20
 SIZES = {
   'cifar10': {

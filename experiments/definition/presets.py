@@ -1,8 +1,9 @@
 """The cells of the paper's tables and figures by name, and the settings of each in three variants.
 
-`paper` follows the paper's text, `reference` its released code (the numbers D1 to D17 and F1 to F9 are
-those of docs/paper.md, which lists where the two differ), and `cpu` is reduced to minutes on two cores.
-D1 and D16 are the same in both, D9 is how SCAFFOLD is built, and D17 is the task's default.
+`paper` follows the paper's text, `reference` its released code (the numbers D1 to D17 and F1 to F9
+are those of docs/paper.md, which lists where the two differ), and `cpu` is reduced to minutes on
+two cores. D1 and D16 are the same in both, D9 is how SCAFFOLD is built, and D17 is the task's
+default.
 """
 
 import difflib
@@ -33,7 +34,8 @@ _CHANGES = {
       'sampling_seed': 0, 'partition_seed': 0, 'text': 'leaf', 'identical_layers': True,  # D14, F5, F4, F1
     },
   },
-  # Small models have small norms, so the bound is scaled with them: at 10 nothing would ever be clipped.
+  # Small models have small norms, so the bound is scaled with them: at 10 nothing would ever be
+  # clipped.
   'cpu': {
     'cifar10': {
       'model': 'cnn', 'clients_per_round': 5, 'batch_size': 20, 'learning_rate': 0.05, 'max_norm': 1.0, 'total_rounds': 50,
@@ -160,9 +162,9 @@ def matching(pattern: str) -> dict[str, dict[str, Any]]:
 def published(settings: Mapping[str, Any]) -> tuple[float, float] | None:
   """Returns the paper's (baseline, NAR) for a run of the paper's kind, or None.
 
-  Of the same kind are runs with the split, the local work, the schedules, the weight decay and the algorithm of a cell of its
-  tables, in its text or in its released code. Model, rounds and clients may be smaller, and the learning rate and the bound scaled
-  with them.
+  Of the same kind are runs with the split, the local work, the schedules, the weight decay and the
+  algorithm of a cell of its tables, in its text or in its released code. Model, rounds and clients
+  may be smaller, and the learning rate and the bound scaled with them.
   """
   return _published_by_kind().get(_kind(identity.identity(settings)))
 

@@ -62,7 +62,8 @@ def _choice(name: str) -> tuple[str, ...]:
   return tuple(catalogue.CHOICES[name])
 
 
-# In this order `train --help` lists them. A choice of the catalogue stands before the settings that depend on it.
+# In this order `train --help` lists them. A choice of the catalogue stands before the settings that
+# depend on it.
 SETTINGS = (
   # What is learned, and on whose data.
   Setting('task', str, 'task', f'What is learned: {", ".join(catalogue.TASKS)}, or a task of --task_module.', 'digits'),

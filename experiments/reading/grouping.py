@@ -89,7 +89,8 @@ class Experiment:
     axes: Those of them that vary within an algorithm, and so tell its runs apart.
     traits: What differs between algorithms and belongs to them, where it is not as usual:
       `{algorithm: {setting: value}}`.
-    rows: What the table has rows for: pairs of an algorithm and a condition, the values of `columns`.
+    rows: What the table has rows for: pairs of an algorithm and a condition, the values of
+      `columns`.
   """
 
   def __init__(self, runs: Sequence[Run]):

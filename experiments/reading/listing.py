@@ -68,7 +68,8 @@ def differing(runs: Sequence[Run]) -> list[str]:
   values = [settings_of(run) for run in runs]
 
   def differs(name):
-    # A setting that only some tasks, say, have does not tell runs of two tasks apart: the task does.
+    # A setting that only some tasks, say, have does not tell runs of two tasks apart: the task
+    # does.
     follows = bool(catalogue.owners(name))
     return len({str(v.get(name)) for v in values if name in v or not follows}) > 1
 

@@ -127,7 +127,8 @@ def _schedule(settings, name):
 def round_of(settings, task):
   """Returns the task that rounds are run on, and how many clients do how much in one.
 
-  Without federation, that is one client with all data, which processes as many examples as the clients would.
+  Without federation, that is one client with all data, which processes as many examples as the
+  clients would.
   """
   work = {name: settings.get(name) for name in ('clients_per_round', 'local_steps', 'local_epochs')}
   if settings['algorithm'] != 'centralized':

@@ -5,6 +5,7 @@ from fednar_tff.algorithms.client_data import DATA_SIZE as DATA_SIZE
 from fednar_tff.algorithms.client_data import PACKED as PACKED
 from fednar_tff.algorithms.client_data import packed_spec as packed_spec
 from fednar_tff.algorithms.client_data import takes_data_size as takes_data_size
+from fednar_tff.algorithms.client_data import takes_packed_clients as takes_packed_clients
 from fednar_tff.algorithms.client_work import ClientSide as ClientSide
 from fednar_tff.algorithms.client_work import build_client_side as build_client_side
 from fednar_tff.algorithms.fed_adam import build_fed_adam as build_fed_adam
@@ -15,6 +16,7 @@ from fednar_tff.algorithms.fed_avgm import build_fed_avgm as build_fed_avgm
 from fednar_tff.algorithms.fed_dyn import build_fed_dyn as build_fed_dyn
 from fednar_tff.algorithms.fed_exp import build_fed_exp as build_fed_exp
 from fednar_tff.algorithms.fed_prox import build_fed_prox as build_fed_prox
+from fednar_tff.algorithms.local_models import TRAINING_METRICS as TRAINING_METRICS
 from fednar_tff.algorithms.local_training import LocalResult as LocalResult
 from fednar_tff.algorithms.privacy import nar_update_bound as nar_update_bound
 from fednar_tff.algorithms.registry import ALGORITHMS as ALGORITHMS

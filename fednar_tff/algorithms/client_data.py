@@ -89,6 +89,21 @@ def client_data_spec(
   return input_spec
 
 
+def takes_packed_clients(process: tff.templates.IterativeProcess) -> bool:
+  """Returns whether a process was built with `loop_implementation=PACKED`.
+
+  Args:
+    process: An algorithm, whose `next` takes the clients' datasets last.
+  """
+  return {'data', 'index'} <= set(_names_in_client_data(process))
+
+
+def _names_in_client_data(process: tff.templates.IterativeProcess) -> list[str]:
+  *_, data_type = process.next.type_signature.parameter
+  element = data_type.member.element
+  return tff.structure.name_list(element) if isinstance(element, tff.StructType) else []
+
+
 def takes_data_size(process: tff.templates.IterativeProcess) -> bool:
   """Returns whether a process takes packed clients that say how many examples they hold.
 
@@ -98,10 +113,7 @@ def takes_data_size(process: tff.templates.IterativeProcess) -> bool:
   Args:
     process: An algorithm, whose `next` takes the clients' datasets last.
   """
-  *_, data_type = process.next.type_signature.parameter
-  element = data_type.member.element
-  names = tff.structure.name_list(element) if isinstance(element, tff.StructType) else ()
-  return SIZE_KEY in names and 'index' in names
+  return {SIZE_KEY, 'index'} <= set(_names_in_client_data(process))
 
 
 def run_loop(

@@ -126,6 +126,8 @@ _CLIPPING_FINALIZERS = collections.OrderedDict(
   mean_clipped_norm=lambda mean: tf.math.divide_no_nan(mean['sum'], mean['count']),
   num_non_finite_clients=tf.identity,
 )
+# The metrics that local training adds to those of the model.
+TRAINING_METRICS = tuple(_CLIPPING_FINALIZERS)
 
 
 def metric_finalizers(

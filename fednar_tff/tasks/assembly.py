@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fednar_tff.tasks import models, task
+from fednar_tff.tasks import models, step_seeds, task, task_builder
 from fednar_tff.tasks import partition as partition_lib
 
 
@@ -70,9 +70,9 @@ def assemble(
 
   input_spec = tf.nest.map_structure(spec_of, train)
   if needs_seed:
-    input_spec['x'][task.SEED_KEY] = tf.TensorSpec([2], tf.int32)
+    input_spec['x'][step_seeds.SEED_KEY] = tf.TensorSpec([2], tf.int32)
   model_fn, functional_model_fn = models.build_model_fns(network, input_spec, model_seed)
-  return task.build_task(
+  return task_builder.build_task(
     name,
     train=train,
     test=test,

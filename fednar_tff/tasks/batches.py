@@ -10,7 +10,8 @@ import json
 
 import numpy as np
 
-# Of one client's round: 128 MB of row numbers, and five times that for a moment while they are made.
+# Of one client's round: 128 MB of row numbers, and five times that for a moment while they are
+# made.
 _MAX_POSITIONS = 2**25
 
 
@@ -33,8 +34,8 @@ def check_size(
     The number of epochs, begun ones too, and of batches.
 
   Raises:
-    ValueError: If not exactly one of `local_steps` and `local_epochs` is given, a number is not positive, or the round is too
-      large to hold in memory.
+    ValueError: If not exactly one of `local_steps` and `local_epochs` is given, a number is not
+      positive, or the round is too large to hold in memory.
   """
   if (local_steps is None) == (local_epochs is None):
     raise ValueError(
@@ -61,7 +62,8 @@ def check_size(
     local_steps = local_epochs * steps_per_epoch
   if found > limit:
     raise ValueError(
-      f'{name} must be at most {limit} for batches of {columns} of the {num_examples} examples of a client, found {found}.'
+      f'{name} must be at most {limit} for batches of {columns} '
+      f'of the {num_examples} examples of a client, found {found}.'
     )
   return local_epochs, local_steps
 
@@ -117,7 +119,8 @@ def make_index(
     seed: The run's seed for batches.
 
   Returns:
-    An int32 array `[steps, batch_size]`, or narrower if the client has fewer examples; -1 fills up short batches.
+    An int32 array `[steps, batch_size]`, or narrower if the client has fewer examples; -1 fills up
+    short batches.
 
   Raises:
     ValueError: See `check_size`.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from fednar_tff.tasks import assembly, keras_models, models, sources, task
+from fednar_tff.tasks import assembly, keras_models, models, sources, step_seeds, task
 from fednar_tff.tasks import partition as partition_lib
 
 _SIDE, _PADDING = 32, 4
@@ -141,10 +141,10 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
     images = x['image']
     if training and not pads_with_mean:
       # As floats, which a GPU can gather; it cannot gather bytes.
-      images = augment(tf.cast(images, tf.float32), x[task.SEED_KEY])
+      images = augment(tf.cast(images, tf.float32), x[step_seeds.SEED_KEY])
     images = normalise(images, *STATISTICS[name])
     if training and pads_with_mean:
-      images = augment(images, x[task.SEED_KEY])
+      images = augment(images, x[step_seeds.SEED_KEY])
     return classifier(param, images, training)
 
   return network
@@ -207,7 +207,8 @@ def _draw(shape, seed):
   drawn = tf.random.stateless_uniform(
     shape, seed, minval=0, maxval=2 * _SHIFTS**2, dtype=tf.int32, alg='philox'
   )
-  # Numbers of 64 bits: TensorFlow computes with those of 32 on the host, and would copy the pixels' numbers to a GPU.
+  # Numbers of 64 bits: TensorFlow computes with those of 32 on the host, and would copy the pixels'
+  # numbers to a GPU.
   drawn = tf.cast(drawn, tf.int64)
   top = drawn // (2 * _SHIFTS)
   rest = drawn - top * (2 * _SHIFTS)

@@ -1,8 +1,8 @@
 """The models once more, of stock Keras layers: for trained weights that leave as a `.keras` file.
 
-A process that imports only TensorFlow can load such a file, since it names no class of ours. The layers
-are called as the parameters of `models.py` are, with `_` in place of `/`. Each function here returns a
-function from the trained weights by name to a new `tf.keras.Model`, which returns logits.
+A process that imports only TensorFlow can load such a file, since it names no class of ours. The
+layers are called as the parameters of `models.py` are, with `_` in place of `/`. Each function here
+returns a function from the trained weights by name to a new `tf.keras.Model`, which returns logits.
 """
 
 from collections.abc import Callable, Mapping, Sequence

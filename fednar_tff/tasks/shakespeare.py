@@ -111,7 +111,9 @@ def encode(text: bytes) -> np.ndarray:
 
 
 def encode_last_window(texts: tf.Tensor) -> tf.Tensor:
-  """Returns the codes of the last `WINDOW` characters of each text; a shorter one has spaces before it.
+  """Returns the codes of the last `WINDOW` characters of each text.
+
+  A shorter text has spaces before it.
 
   Args:
     texts: Strings `[batch]`.

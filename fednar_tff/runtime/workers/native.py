@@ -44,7 +44,11 @@ class _NativeContext(execution.WorkerContext):
       return super().invoke(comp, arg)
 
   def describe(self) -> dict[str, object]:
-    return {'runtime': 'native', 'devices': ('CPU of one local TFF worker',)}
+    return {
+      'runtime': 'native',
+      'shares_memory': False,
+      'devices': ('CPU of one local TFF worker',),
+    }
 
 
 def create_native_context(
