@@ -1,4 +1,4 @@
-"""Half a minute of federated learning: NAR and its baseline at a mild and at a too large weight decay, on real images of digits.
+"""Half a minute of federated learning: NAR and its baseline on real images of digits.
 
 The images come with scikit-learn, so nothing is downloaded. This is `train` four times and `report`
 once; nothing here is its own.
@@ -34,10 +34,12 @@ SETTINGS = {
 def main():
   shutil.rmtree(OUTPUT_DIR, ignore_errors=True)
   print(
-    'FedAvg on 1,437 images of digits, split over 20 clients (Dirichlet, alpha 0.3), 5 clients a round, 60 rounds.'
+    'FedAvg on 1,437 images of digits, split over 20 clients (Dirichlet, alpha 0.3), 5 '
+    'clients a round, 60 rounds.'
   )
   print(
-    'baseline: clip the gradient, then decay the weights.  NAR: clip both together.  Bound 0.3, learning rate 0.1.\n'
+    'baseline: clip the gradient, then decay the weights.  NAR: clip both together.  Bound '
+    '0.3, learning rate 0.1.\n'
   )
   from experiments.reading import drawing, figures, grouping, runs, tables
   from experiments.running import training
@@ -53,7 +55,8 @@ def main():
 
   experiment = grouping.Experiment(runs.find_runs([OUTPUT_DIR])[0])
   print(
-    '\nTest accuracy in % after the last round (one seed; settings chosen so that clipping matters, see above):\n'
+    '\nTest accuracy in % after the last round (one seed; settings chosen so that clipping '
+    'matters, see above):\n'
   )
   print(tables.format_table(tables.results_table(experiment, 'final'), 'terminal'))
   title = 'FedAvg on digits, 20 clients, alpha 0.3, A = 0.3, one seed'

@@ -63,7 +63,8 @@ def check_flags():
     raise settings_lib.UsageError('--figures needs --output_dir, the folder that they go to.')
   if _VARIANT.value and not _TABLE.value:
     raise settings_lib.UsageError(
-      f'--variant={_VARIANT.value} means nothing without --table; it takes {", ".join(presets.TABLES)}.'
+      f'--variant={_VARIANT.value} means nothing without --table; it takes '
+      f'{", ".join(presets.TABLES)}.'
     )
 
 

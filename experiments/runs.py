@@ -1,4 +1,4 @@
-r"""Lists runs: what each is doing, how far it is, its accuracy and time, and the settings in which they differ.
+r"""Lists runs: what each is doing, its accuracy and time, and in which settings they differ.
 
   python -m experiments.runs --runs=runs
   python -m experiments.runs diff runs/first runs/second

@@ -1,4 +1,6 @@
-"""What can be chosen, each fact stated once: tasks, models, algorithms, client optimizers, schedules, runtimes.
+"""What can be chosen: tasks, models, algorithms, client optimizers, schedules, runtimes.
+
+Each fact is stated once.
 
 A choice is a setting whose value decides which other settings mean something. An option is one
 value of a choice; it names the settings that belong to it, with their defaults. A setting that
@@ -126,7 +128,7 @@ CLIENT_OPTIMIZERS = _by_name(
 
 
 def _schedules(name: str, decay: float) -> dict[str, Option]:
-  """Returns how a rate can change from round to round; `decay` is the default of its exponential."""
+  """Returns the schedules of a rate; `decay` is the default of its exponential one."""
   rounds = {f'{name}_decay_rounds': None}
   return _by_name(
     Option('constant'),
@@ -159,7 +161,7 @@ CHOICES = {
 
 
 def owners(name: str) -> dict[str, tuple[str, ...]]:
-  """Returns the choices that a setting depends on, with those of their values that it belongs to."""
+  """Returns the choices that a setting depends on, each with the values that have it."""
   found = {
     choice: tuple(o.name for o in options.values() if name in o.settings)
     for choice, options in CHOICES.items()

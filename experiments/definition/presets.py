@@ -30,19 +30,23 @@ _CHANGES = {
       'first_round_decays': True, 'norm_epsilon': 1e-6, 'total_rounds': 1001,  # D4, D10, D3
     },
     'shakespeare': {
-      'local_steps': 100, 'first_round_decays': True, 'norm_epsilon': 1e-6, 'total_rounds': 1001,  # D12, D4, D10, D3
-      'sampling_seed': 0, 'partition_seed': 0, 'text': 'leaf', 'identical_layers': True,  # D14, F5, F4, F1
+      'local_steps': 100, 'first_round_decays': True, 'norm_epsilon': 1e-6,  # D12, D4, D10
+      'total_rounds': 1001,  # D3
+      'sampling_seed': 0, 'partition_seed': 0, 'text': 'leaf',  # D14, F5, F4
+      'identical_layers': True,  # F1
     },
   },
   # Small models have small norms, so the bound is scaled with them: at 10 nothing would ever be
   # clipped.
   'cpu': {
     'cifar10': {
-      'model': 'cnn', 'clients_per_round': 5, 'batch_size': 20, 'learning_rate': 0.05, 'max_norm': 1.0, 'total_rounds': 50,
+      'model': 'cnn', 'clients_per_round': 5, 'batch_size': 20, 'learning_rate': 0.05,
+      'max_norm': 1.0, 'total_rounds': 50,
       'augmentation': 'per_image', 'rounds_per_checkpoint': 25,
     },
     'shakespeare': {
-      'clients_per_round': 5, 'batch_size': 50, 'local_steps': 10, 'max_norm': 1.0, 'total_rounds': 60,
+      'clients_per_round': 5, 'batch_size': 50, 'local_steps': 10, 'max_norm': 1.0,
+      'total_rounds': 60,
       'rounds_per_checkpoint': 10,
     },
   },
@@ -53,13 +57,18 @@ _ALGORITHMS = {
   'fed_avgm': {'server_momentum': 0.9},
 }  # D11
 _RELEASED = {
-  'fed_adam': {'server_learning_rate': 0.1, 'server_epsilon': 0.01, 'server_variant': 'reference'},  # D5, D6
-  'fed_exp': {'extrapolation_epsilon': 0.0, 'average_last_two': True, 'server_variant': 'reference'},  # D8, F8
+  # D5, D6
+  'fed_adam': {'server_learning_rate': 0.1, 'server_epsilon': 0.01, 'server_variant': 'reference'},
+  # D8, F8
+  'fed_exp': {
+    'extrapolation_epsilon': 0.0, 'average_last_two': True, 'server_variant': 'reference',
+  },
 }  # fmt: skip
 _RELEASED_ON_TASK = {
   ('cifar10', 'fed_adam'): {'total_rounds': 301},  # D3
   ('shakespeare', 'fed_prox'): {'local_steps': 20, 'batch_size': 500},  # D12
-  **{('shakespeare', a): {'learning_rate': 0.01} for a in ('fed_exp', 'fed_adam', 'fed_avgm')},  # D13
+  # D13
+  **{('shakespeare', a): {'learning_rate': 0.01} for a in ('fed_exp', 'fed_adam', 'fed_avgm')},
 }  # fmt: skip
 
 VARIANTS = tuple(_CHANGES)
@@ -122,7 +131,7 @@ FIGURES = {
 def cells(
   table: str | None = None, figure: str | None = None, variant: str = 'paper'
 ) -> dict[str, dict[str, Any]]:
-  """Returns the settings of the cells of a table or a figure by preset name; without either, of all.
+  """Returns the settings of the cells of a table or figure, or of all, by preset name.
 
   Raises:
     UsageError: If a name is not known.
@@ -141,7 +150,7 @@ def cells(
 
 
 def preset(name: str) -> dict[str, Any]:
-  """Returns the settings of a cell by its name, as `paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05`.
+  """Returns the settings of a cell by its name, `paper/shakespeare_fed_avg_nar_wd0.001`.
 
   Raises:
     UsageError: If the name is not known.
@@ -209,7 +218,7 @@ def _kind(run):
 
 
 def is_reduced(settings: Mapping[str, Any]) -> bool:
-  """Returns whether a run on a task of the paper is smaller than the published run that it is most like."""
+  """Returns whether a run on a task of the paper is smaller than the published one."""
   run = identity.identity(settings)
   if run['task'] not in TABLES:
     return False
@@ -227,7 +236,8 @@ def title(settings: Mapping[str, Any]) -> str:
   if s.get('alpha') is not None:
     text += f' alpha {s["alpha"]:g}'
   if is_reduced(s):
-    text += f' (reduced: {s["model"]}, {s["clients_per_round"]} clients a round, {s["total_rounds"]} rounds)'
+    size = f'{s["clients_per_round"]} clients a round, {s["total_rounds"]} rounds'
+    text += f' (reduced: {s["model"]}, {size})'
   return text
 
 

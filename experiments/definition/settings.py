@@ -18,7 +18,7 @@ _RANGES = {
 
 
 class UsageError(Exception):
-  """Something that a user can mend; the message is one line: what was given, and what is allowed."""
+  """Something that a user can mend; one line says what was given and what is allowed."""
 
   status = 2
 
@@ -173,7 +173,8 @@ def check(settings: Mapping[str, Any], given: Mapping[str, Any]) -> None:
       found = settings.get(choice)
       if found not in (None, *values):
         raise UsageError(
-          f'--{name} means nothing with --{choice}={found}; it goes with {choice} {", ".join(values)}.'
+          f'--{name} means nothing with --{choice}={found}; '
+          f'it goes with {choice} {", ".join(values)}.'
         )
   for name, value in settings.items():
     allowed_range = BY_NAME[name].range
@@ -189,13 +190,14 @@ def check(settings: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     _check_workers(settings['workers'])
   if settings['algorithm'] == 'centralized' and settings['rounds_per_client_evaluation']:
     raise UsageError(
-      '--rounds_per_client_evaluation means nothing with --algorithm=centralized, which has no clients; '
-      '`python -m experiments.evaluate` tells their accuracies afterwards.'
+      '--rounds_per_client_evaluation means nothing with --algorithm=centralized, '
+      'which has no clients; `python -m experiments.evaluate` tells their accuracies afterwards.'
     )
   num_clients = settings.get('num_clients')
   if num_clients is not None and settings['clients_per_round'] > num_clients:
     raise UsageError(
-      f'--clients_per_round={settings["clients_per_round"]} is more than --num_clients={num_clients}.'
+      f'--clients_per_round={settings["clients_per_round"]} is more than '
+      f'--num_clients={num_clients}.'
     )
 
 
@@ -203,7 +205,8 @@ def check_task(task: str) -> None:
   """Raises a `UsageError` if a task is not known."""
   if task not in catalogue.TASKS:
     raise UsageError(
-      f'--task={task} is unknown: it takes {", ".join(catalogue.TASKS)}, or a task that --task_module registers.'
+      f'--task={task} is unknown: it takes {", ".join(catalogue.TASKS)}, '
+      'or a task that --task_module registers.'
     )
 
 
@@ -211,7 +214,8 @@ def _check_model(settings):
   models = catalogue.TASKS[settings['task']].models
   if models and settings['model'] not in models:
     raise UsageError(
-      f'--model={settings["model"]} does not fit --task={settings["task"]}: it takes {", ".join(models)}.'
+      f'--model={settings["model"]} does not fit --task={settings["task"]}: '
+      f'it takes {", ".join(models)}.'
     )
 
 
@@ -224,8 +228,8 @@ def _check_schedules(settings, given):
       raise UsageError(f'--{rate}_schedule={schedule} needs --{name}, a number of rounds.')
   if settings.get('server_variant') == 'reference' and schedules['learning_rate'] != 'exponential':
     raise UsageError(
-      '--server_variant=reference decays with the learning rate and needs --learning_rate_schedule=exponential, '
-      f'found {schedules["learning_rate"]}.'
+      '--server_variant=reference decays with the learning rate and needs '
+      f'--learning_rate_schedule=exponential, found {schedules["learning_rate"]}.'
     )
   if given.get('first_round_decays') and 'exponential' not in schedules.values():
     found = ' and '.join(f'--{rate}_schedule={schedule}' for rate, schedule in schedules.items())

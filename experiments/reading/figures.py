@@ -95,7 +95,7 @@ def _take_upper_lines(panels):
 
 
 def _fitting(upper, setting):
-  """Returns the centralised runs of a panel: those whose settings are the panel's, as far as they have them."""
+  """Returns the centralised runs of a panel: those that have its settings."""
   for own, cells in upper.items():
     if all(value in (None, wanted) for (_, value), (_, wanted) in zip(own, setting, strict=True)):
       return cells
@@ -168,7 +168,7 @@ def _scale_decays(axis, decays):
 
 
 def plot_clipping(experiment: grouping.Experiment, title: str, statistic: str):
-  """Plots frequency and strength of clipping: two panels for each setting, a band for each algorithm."""
+  """Plots how often and how strongly steps are clipped, in two panels for each setting."""
   del statistic
   panels = collections.defaultdict(dict)
   for setting, key, _, cell in _by_algorithm(experiment):

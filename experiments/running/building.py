@@ -51,7 +51,7 @@ def create_task(settings, seeds):
 
 
 def create_process(settings, task):
-  """Builds the algorithm on the task's model, as a functional model where there is one, which is faster."""
+  """Builds the algorithm on the task's model, the functional one if it has it: it is faster."""
   option = catalogue.ALGORITHMS[settings['algorithm']]
   arguments = {
     'client_optimizer_fn': _client_optimizer(settings),
@@ -79,7 +79,7 @@ def create_process(settings, task):
 
 
 def _check_jit_compile(settings, task):
-  """Returns whether XLA compiles the step; an error if it would have to compile it for short batches of many sizes."""
+  """Returns whether XLA compiles the step. Short batches are an error: each size compiles."""
   if not settings.get('jit_compile'):
     return False
   if task.functional_model_fn is None:
