@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from benchmarks import aims, contenders, ratios, results, scaling, workloads
 
-PAGE = pathlib.Path('docs/performance.md')
+PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'performance.md'
 _BLOCK = re.compile(r'(<!-- begin (\S+) -->\n).*?(<!-- end \2 -->)', re.DOTALL)
 _NOT_MEASURED = 'Not measured yet.'
 
@@ -165,11 +165,11 @@ def main():
   text = PAGE.read_text()
   written = write(text, measurements)
   if arguments.check:
-    sys.exit(f'{PAGE} is not what benchmarks.page writes.' if written != text else 0)
+    sys.exit('docs/performance.md is not what benchmarks.page writes.' if written != text else 0)
   PAGE.write_text(written)
   if 'scaling' in measurements:
     scaling.plot(measurements['scaling'], scaling.IMAGE)
-  print(PAGE)
+  print(PAGE.relative_to(pathlib.Path(__file__).parents[1]))
 
 
 if __name__ == '__main__':

@@ -13,8 +13,8 @@ import subprocess
 from typing import Any
 
 _ROOT = pathlib.Path(__file__).parents[1]
-FOLDER = pathlib.Path('runs/bench')
-COMMITTED = pathlib.Path(__file__).parent / 'results.json'
+FOLDER = _ROOT / 'runs' / 'bench'
+COMMITTED = _ROOT / 'benchmarks' / 'results.json'
 _DIGITS = 4
 
 

@@ -16,7 +16,7 @@ from benchmarks import ratios, results, turns, workloads
 
 CLIENTS = (50, 100, 200, 400)
 WIDTHS = (280, 960, 3120)  # 0.1, 1 and 10 million weights.
-IMAGE = pathlib.Path('docs/images/scaling.png')
+IMAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'images' / 'scaling.png'
 
 
 def num_weights(width: int) -> int:

@@ -54,13 +54,6 @@ WORKLOADS = {
   'T': Workload('transformer', 10, 2, 50),
   'S': Workload('logistic', 500, 2, 10, makes_data=True),
 }
-DESCRIPTIONS = {
-  'A': "pfl-research's benchmark: 50 clients x 5 steps x batch 10, CNN of 1,626,442 weights",
-  'B': "the shape of the paper's rounds: 20 clients x 20 steps x batch 50, CNN of 259,914 weights",
-  'T': "the paper's transformer, dropout included: 10 clients x 2 steps x batch 50",
-  'S': 'many small clients: 500 clients x 2 steps x batch 10, logistic regression 784 x 10, '
-  "a client's data made inside of the round",
-}
 _TINY = '-tiny'
 _MLP = re.compile(r'mlp(\d+)x(\d+)')
 

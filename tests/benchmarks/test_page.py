@@ -1,13 +1,8 @@
 """Ratios by turn, the tables that are made of them, and the committed page."""
 
-import pathlib
-
 import pytest
 
 from benchmarks import aims, page, ratios, results, scaling
-
-ROOT = pathlib.Path(__file__).parents[2]
-PAGE = ROOT / page.PAGE
 
 
 def _run(workload='B', date='2026-01-01 00:00 UTC', **seconds):
@@ -87,7 +82,7 @@ def test_only_what_is_between_the_markers_is_written():
 
 
 def test_committed_page_is_made_of_the_committed_results():
-  text = PAGE.read_text()
+  text = page.PAGE.read_text()
   assert page.write(text, results.load()) == text, 'run `python -m benchmarks.page`'
 
 
