@@ -70,11 +70,15 @@ def plot(record: dict[str, Any], path: pathlib.Path) -> None:
     spreads = [ratios.spread(values) for values in model['seconds'].values()]
     medians = np.array([s.median for s in spreads])
     errors = [medians - [s.least for s in spreads], [s.most for s in spreads] - medians]
-    bars = left.errorbar(clients, medians, errors, fmt='o', capsize=3, label=f'{name} weights')
+    bars = left.errorbar(
+      clients, medians, errors, fmt='o', markersize=4, capsize=5, label=f'{name} weights'
+    )
     color, line = bars.lines[0].get_color(), lines(model)[0]
-    ends = np.array([min(clients), max(clients)])
-    left.plot(ends, line.start + line.slope * ends, color=color, linewidth=1)
-    right.plot(clients, list(model['megabytes'].values()), 'o-', color=color, linewidth=1)
+    between = np.linspace(min(clients), max(clients), 100)  # A line is a curve on these axes.
+    left.plot(between, line.start + line.slope * between, color=color, linewidth=1)
+    right.plot(
+      clients, list(model['megabytes'].values()), 'o-', color=color, markersize=4, linewidth=1
+    )
   left.set(ylabel='seconds a round', xscale='log', yscale='log')
   right.set(ylabel='most memory of the process, MB', xscale='log', ylim=(0, None))
   ticks = sorted({int(n) for model in record['models'].values() for n in model['seconds']})

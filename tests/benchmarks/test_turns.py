@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks import contenders, rounds, turns, workloads
+from benchmarks import contenders, rounds, scaling, turns, workloads
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -88,3 +88,9 @@ def test_pieces_are_chosen_by_name_workload_or_contenders():
   (chosen,) = rounds.choose(None, ['A'], ['packed', 'torch']).values()
   assert chosen.contenders == ('packed', 'torch')
   assert workloads.get(chosen.workload) == workloads.WORKLOADS['A']
+
+
+def test_scaling_tells_seconds_and_memory_of_each_number_of_clients():
+  model = scaling.measure(8, (2,), num_turns=1, rounds=1)
+  assert set(model['seconds']) == set(model['megabytes']) == {'2'}
+  assert model['megabytes']['2'] > 100  # TensorFlow alone is more.
