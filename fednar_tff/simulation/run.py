@@ -125,15 +125,7 @@ def run(
       keep_in_memory=client_states_in_memory,
     )
   evaluate = evaluation.build_evaluation(task.model_fn, task.datasets.get_centralized_test_data())
+  watchers = tuple(callbacks)
   return rounds.Run(
-    task,
-    clients,
-    process,
-    state,
-    evaluate,
-    directory,
-    states,
-    settings,
-    description,
-    tuple(callbacks),
+    task, clients, process, state, evaluate, directory, states, settings, description, watchers
   )
