@@ -102,7 +102,7 @@ def find_share_data(share_data: bool | None) -> bool:
   """
   context = tff.framework.get_context_stack().current
   if hasattr(context, 'describe'):
-    shares = context.describe().get('shares_memory', False)
+    shares = context.describe().get('shares_data', False)
   else:
     shares = not isinstance(context, _OTHER_PROCESS)
   if share_data and not shares:

@@ -89,7 +89,7 @@ class _InProcessContext(tff.framework.SyncContext):
   def describe(self) -> dict[str, object]:
     return {
       'runtime': 'in_process',
-      'shares_memory': True,
+      'shares_data': True,
       'devices': self._pool.devices,
       'executes_on': tuple(map(accelerators.executing_device, self._pool.devices)),
       'clients_by_device': dict(self._pool.clients_by_device),

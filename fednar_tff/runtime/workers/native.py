@@ -46,7 +46,7 @@ class _NativeContext(execution.WorkerContext):
   def describe(self) -> dict[str, object]:
     return {
       'runtime': 'native',
-      'shares_memory': False,
+      'shares_data': False,
       'devices': ('CPU of one local TFF worker',),
     }
 

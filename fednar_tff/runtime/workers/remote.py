@@ -115,7 +115,7 @@ class _RemoteContext(tff.framework.SyncContext):
   def describe(self) -> dict[str, object]:
     return {
       'runtime': 'remote',
-      'shares_memory': False,
+      'shares_data': False,
       'devices': tuple(f'CPU of the worker at {worker.address}' for worker in self._workers.live()),
       'lost_workers': tuple(worker.address for worker in self._all if worker.is_lost),
     }
