@@ -36,9 +36,7 @@ def _with_mean_squared_norm(
   is_weighted: bool,
 ) -> tff.templates.AggregationProcess:
   """Returns a process that also aggregates the updates' squared norms, with the same weights."""
-  state_type, update_type, weight_type = (
-    t.member for t in aggregator.next.type_signature.parameter
-  )
+  _, update_type, weight_type = (t.member for t in aggregator.next.type_signature.parameter)
   norm_type = tff.TensorType(np.float32)
   norm_aggregator = squared_norm_aggregator.create(norm_type, weight_type)
 
@@ -55,11 +53,6 @@ def _with_mean_squared_norm(
   def init_fn():
     return tff.federated_zip((aggregator.initialize(), norm_aggregator.initialize()))
 
-  @tff.federated_computation(
-    init_fn.type_signature.result,
-    tff.FederatedType(update_type, tff.CLIENTS),
-    tff.FederatedType(weight_type, tff.CLIENTS),
-  )
   def next_fn(state, update, weight):
     mean = aggregator.next(state[0], update, weight)
     norm = norm_aggregator.next(
@@ -71,14 +64,14 @@ def _with_mean_squared_norm(
       mean.measurements,
     )
 
-  return tff.templates.AggregationProcess(init_fn, next_fn)
+  return server_step.wrap_aggregator(aggregator, init_fn, next_fn)
 
 
 def _with_released_epsilon(
   aggregator: tff.templates.AggregationProcess, epsilon: float, epsilon_decay: float
 ) -> tff.templates.AggregationProcess:
   """Returns a process whose result also has the decayed `epsilon` times the participants."""
-  _, update_type, weight_type = (t.member for t in aggregator.next.type_signature.parameter)
+  weight_type = aggregator.next.type_signature.parameter[2].member
 
   @tff.tensorflow.computation
   def initial_epsilon():
@@ -102,11 +95,6 @@ def _with_released_epsilon(
       (aggregator.initialize(), tff.federated_eval(initial_epsilon, tff.SERVER))
     )
 
-  @tff.federated_computation(
-    init_fn.type_signature.result,
-    tff.FederatedType(update_type, tff.CLIENTS),
-    tff.FederatedType(weight_type, tff.CLIENTS),
-  )
   def next_fn(state, update, weight):
     output = aggregator.next(state[0], update, weight)
     epsilon = tff.federated_map(decayed, state[1])
@@ -120,7 +108,7 @@ def _with_released_epsilon(
       tff.federated_zip((output.state, epsilon)), tff.federated_zip(result), output.measurements
     )
 
-  return tff.templates.AggregationProcess(init_fn, next_fn)
+  return server_step.wrap_aggregator(aggregator, init_fn, next_fn)
 
 
 def _remember_previous_weights(

@@ -44,6 +44,25 @@ def check_variant(variant: str, epsilon_decay: float | None) -> float:
   return epsilon_decay
 
 
+def wrap_aggregator(
+  aggregator: tff.templates.AggregationProcess,
+  init_fn: tff.Computation,
+  next_fn: Callable[[Any, Any, Any], tff.templates.MeasuredProcessOutput],
+) -> tff.templates.AggregationProcess:
+  """Returns a process that takes the updates and weights of another one.
+
+  Args:
+    aggregator: The other one, weighted.
+    init_fn: Returns the first state.
+    next_fn: A function of state, updates and weights, written in TFF.
+  """
+  _, update_type, weight_type = aggregator.next.type_signature.parameter
+  next_computation = tff.federated_computation(
+    init_fn.type_signature.result, update_type, weight_type
+  )(next_fn)
+  return tff.templates.AggregationProcess(init_fn, next_computation)
+
+
 def create_aggregator(
   model_aggregator: ModelAggregator | None,
   update_type: tff.Type,

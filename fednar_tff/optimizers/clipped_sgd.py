@@ -33,10 +33,10 @@ def build_clipped_sgd(
   here.
 
   Args:
-    learning_rate: A nonnegative float, settable as a hparam in each round.
-    weight_decay: A nonnegative float, settable as a hparam in each round.
-    max_norm: A positive float or infinity, settable as a hparam.
-    epsilon: Added to the norm: 0 is the paper, 1e-6 its released code.
+    learning_rate: As in `build_nar`.
+    weight_decay: As in `build_nar`; not clipped.
+    max_norm: As in `build_nar`.
+    epsilon: As in `build_nar`.
 
   Raises:
     ValueError: If an argument is out of range.

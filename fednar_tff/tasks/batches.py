@@ -111,11 +111,11 @@ def make_index(
 
   Args:
     num_examples: How many examples the client holds.
-    client_id: The client's name.
+    client_id: As in `Task.packed_client`, and so are all that follow.
     round_num: The round, from 0.
     batch_size: Examples per batch.
-    local_steps: The number of batches; this or `local_epochs`.
-    local_epochs: The number of epochs; this or `local_steps`.
+    local_steps: How many batches, or None.
+    local_epochs: How many epochs, or None.
     seed: The run's seed for batches.
 
   Returns:

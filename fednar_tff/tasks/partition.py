@@ -124,16 +124,13 @@ def build_dirichlet_unequal(labels, num_clients: int, alpha: float, *, seed: int
   the client that holds the most.
 
   Args:
-    labels: The class of each example, integers from 0.
-    num_clients: The number of clients.
+    labels: As in `build_dirichlet`.
+    num_clients: As in `build_dirichlet`.
     alpha: The concentration: small means few clients per class.
-    seed: The seed of this split.
-
-  Returns:
-    A `Partition`.
+    seed: As in `build_dirichlet`.
 
   Raises:
-    ValueError: If there are more clients than examples, or an argument is out of range.
+    ValueError: As from `build_dirichlet`.
   """
   labels, stock = _checked_labels(labels, num_clients)
   _check_alpha(alpha)
