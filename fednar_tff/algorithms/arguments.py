@@ -77,6 +77,10 @@ def with_arguments_of(
 
     @functools.wraps(builder)
     def build(*args: Any, **kwargs: Any) -> Any:
+      # First of all: what is misspelt is missing, too, which would say less.
+      for name in kwargs:
+        if name not in signature.parameters:
+          raise TypeError(f'{builder.__name__}() got an unexpected keyword argument {name!r}')
       try:
         signature.bind(*args, **kwargs)
       except TypeError as e:
