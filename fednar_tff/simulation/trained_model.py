@@ -191,7 +191,7 @@ def export_model(model: TrainedModel, path: str | pathlib.Path, format: str) -> 
   """
   path = pathlib.Path(path)
   if format not in _FORMATS:
-    raise ValueError(f'Unknown format {format!r}, choose one of: {", ".join(_FORMATS)}.')
+    raise ValueError(f'`format` must be one of {", ".join(_FORMATS)}, found {format!r}.')
   if os.path.lexists(path):
     raise storage.RunDirectoryError(f'{path} exists already; choose another place.')
   save, suffix = _FORMATS[format]

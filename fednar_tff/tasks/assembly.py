@@ -13,7 +13,7 @@ from fednar_tff.tasks import partition as partition_lib
 def choose(kind: str, name: str, choices: dict[str, Any]) -> Any:
   """Returns `choices[name]`, or raises a ValueError that lists the choices."""
   if name not in choices:
-    raise ValueError(f'Unknown {kind} {name!r}, choose one of: {", ".join(choices)}.')
+    raise ValueError(f'`{kind}` must be one of {", ".join(choices)}, found {name!r}.')
   return choices[name]
 
 
@@ -38,7 +38,7 @@ def make_partition(
   )
   if kind == 'iid':
     if alpha is not None:
-      raise ValueError(f'alpha has no meaning in an iid partition, found alpha={alpha}.')
+      raise ValueError(f'`alpha` must be None in an iid partition, found {alpha}.')
     return builder(labels, num_clients, seed=seed)
   return builder(labels, num_clients, default_alpha if alpha is None else alpha, seed=seed)
 
@@ -46,7 +46,7 @@ def make_partition(
 def check_dropout(dropout: float) -> None:
   """Raises a `ValueError` if a share of dropped values is out of range."""
   if not 0 <= dropout < 1:
-    raise ValueError(f'dropout must be at least 0 and less than 1, found {dropout}.')
+    raise ValueError(f'`dropout` must be at least 0 and less than 1, found {dropout}.')
 
 
 def assemble(

@@ -39,7 +39,7 @@ def check_size(
   """
   if (local_steps is None) == (local_epochs is None):
     raise ValueError(
-      'Give exactly one of local_steps and local_epochs, '
+      'Exactly one of `local_steps` and `local_epochs` must be given, '
       f'found local_steps={local_steps} and local_epochs={local_epochs}.'
     )
   for name, value in [
@@ -49,7 +49,7 @@ def check_size(
     ('local_epochs', local_epochs),
   ]:
     if value is not None and value < 1:
-      raise ValueError(f'{name} must be at least 1, found {value}.')
+      raise ValueError(f'`{name}` must be at least 1, found {value}.')
   columns = min(batch_size, num_examples)
   steps_per_epoch = -(-num_examples // columns)
   # An epoch always fits, so that no data set is too large.
@@ -62,7 +62,7 @@ def check_size(
     local_steps = local_epochs * steps_per_epoch
   if found > limit:
     raise ValueError(
-      f'{name} must be at most {limit} for batches of {columns} '
+      f'`{name}` must be at most {limit} for batches of {columns} '
       f'of the {num_examples} examples of a client, found {found}.'
     )
   return local_epochs, local_steps

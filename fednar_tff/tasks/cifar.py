@@ -127,9 +127,11 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
     },
   )
   if pooling is not None and model != 'resnet18':
-    raise ValueError(f'pooling is a switch of resnet18, found pooling={pooling!r} for {model}.')
+    raise ValueError(
+      f'`pooling` must be None for model {model}, which is not resnet18, found {pooling!r}.'
+    )
   if padding != 'mean' and augmentation == 'none':
-    raise ValueError(f'padding has no meaning without augmentation, found padding={padding!r}.')
+    raise ValueError(f"`padding` must be 'mean' without augmentation, found {padding!r}.")
   augment = assembly.choose(
     'augmentation',
     augmentation,

@@ -36,7 +36,9 @@ class ResidentClientData(tff.simulation.datasets.ClientData):
 
   def create_tf_dataset_for_client(self, client_id):
     if client_id not in self._client_ids:
-      raise ValueError(f'Unknown client {client_id!r}: there are {len(self._client_ids)} clients.')
+      raise ValueError(
+        f'`client_id` must be one of {len(self._client_ids)} clients, found {client_id!r}.'
+      )
     return self._dataset_of_rows(self._partition.rows[self._client_ids.index(client_id)])
 
   def create_tf_dataset_from_all_clients(self, seed=None):

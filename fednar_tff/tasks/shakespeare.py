@@ -150,7 +150,7 @@ def _choose_roles(codes, num_clients, seed):
   )
   if not 1 <= num_clients <= len(eligible):
     raise ValueError(
-      f'num_clients must be between 1 and {len(eligible)}, the number of roles with enough text, '
+      f'`num_clients` must be between 1 and {len(eligible)}, the number of roles with enough text, '
       f'found {num_clients}.'
     )
   return sorted(eligible, key=lambda role: _digest(f'role/{seed}/{role}'))[:num_clients]

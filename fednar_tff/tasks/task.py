@@ -264,8 +264,9 @@ class Task(tff.simulation.baselines.BaselineTask):
     """Returns the client's rows and the batches as positions among them."""
     if client_id not in self._position:
       raise ValueError(
-        f'Unknown client {client_id!r}: task {self.name} has {len(self._position)} clients, '
-        f'{self.partition.client_ids[0]!r} to {self.partition.client_ids[-1]!r}.'
+        f'`client_id` must be one of the {len(self._position)} clients of task {self.name}, '
+        f'{self.partition.client_ids[0]!r} to {self.partition.client_ids[-1]!r}, '
+        f'found {client_id!r}.'
       )
     rows = self.partition.rows[self._position[client_id]]
     index = batches.make_index(

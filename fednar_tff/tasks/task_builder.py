@@ -55,7 +55,7 @@ def build_task(
   num_examples = {int(leaf.shape[0]) for leaf in tf.nest.flatten(train)}
   if num_examples != {len(partition.labels)}:
     raise ValueError(
-      f'The arrays of train must have {len(partition.labels)} rows, as the partition has, '
+      f'The arrays of `train` must have {len(partition.labels)} rows, as the partition has, '
       f'found {sorted(num_examples)}.'
     )
   with tf.Graph().as_default():
