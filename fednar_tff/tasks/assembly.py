@@ -13,7 +13,9 @@ from fednar_tff.tasks import partition as partition_lib
 def choose(kind: str, name: str, choices: dict[str, Any]) -> Any:
   """Returns `choices[name]`, or raises a ValueError that lists the choices."""
   if name not in choices:
-    raise ValueError(f'`{kind}` must be one of {", ".join(choices)}, found {name!r}.')
+    argument, *more = kind.split(' ', 1)
+    label = ' '.join([f'`{argument}`', *more])
+    raise ValueError(f'{label} must be one of {", ".join(choices)}, found {name!r}.')
   return choices[name]
 
 

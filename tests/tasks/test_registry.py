@@ -26,7 +26,7 @@ def test_names_are_the_designs():
     ),
     (
       {'name': 'digits', 'model': 'transformer'},
-      "`model` must be one of mlp, cnn, found 'transformer'",
+      "`model` of task digits must be one of mlp, cnn, found 'transformer'",
     ),
     (
       {'name': 'digits', 'partition': 'even'},
