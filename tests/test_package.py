@@ -77,6 +77,14 @@ def test_rooms_import_only_what_the_design_allows(package, may_import):
     assert rooms <= may_import[room] | {room}, path
 
 
+def test_no_test_imports_from_another_test():
+  for path in MODULES:
+    if path.parts[0] == 'tests':
+      used = {*build_file.imports_of(path), *build_file.starts(path)}
+      files = {build_file.module_file(name) for name in used} - {None, path}
+      assert not any(map(build_file.is_test, files)), path
+
+
 def test_the_package_never_reads_a_flag():
   for path in MODULES:
     if path.parts[0] == 'fednar_tff':
