@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.experiments.test_settings import call
+from tests.experiments.command import call
 
 # With a weight decay of 5 and a learning rate of 1, the weights grow by the factor 4 in a step.
 DIVERGING = [

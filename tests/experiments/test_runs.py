@@ -13,12 +13,7 @@ import time
 import pytest
 
 from experiments.definition import parsing
-from tests.experiments.test_settings import ROOT, call
-
-SMALL = [
-  '--task=synthetic', '--num_clients=6', '--clients_per_round=3', '--local_steps=2', '--batch_size=10', '--learning_rate=0.1',
-  '--weight_decay=0.01', '--max_norm=0.5', '--rounds_per_evaluation=5', '--rounds_per_checkpoint=4',
-]  # fmt: skip
+from tests.experiments.command import ROOT, SMALL, call
 
 
 def start(*arguments):
