@@ -1,8 +1,9 @@
 """The models once more, of stock Keras layers: for trained weights that leave as a `.keras` file.
 
-A process that imports only TensorFlow can load such a file, since it names no class of ours. The layers
-are called as the parameters of `models.py` are, with `_` in place of `/`. Each function here returns a
-function from the trained weights by name to a new `tf.keras.Model`, which returns logits.
+A process that imports only TensorFlow can load such a file, since it names no class of ours. The
+layers are called as the parameters in `models.py` and `transformer.py` are, with `_` in place of
+`/`. Each function here returns a function from the trained weights by name to a new
+`tf.keras.Model`, which returns logits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import tensorflow as tf
 Weights = Mapping[str, np.ndarray]
 KerasModelFn = Callable[[Weights], tf.keras.Model]
 
-# How Keras calls what a layer's parameters are called in `models.py`.
+# How Keras calls what a layer's parameters are called in `models.py` and `transformer.py`.
 _ATTRIBUTES = {'kernel': 'kernel', 'bias': 'bias', 'scale': 'gamma', 'offset': 'beta'}
 _EPSILON = 1e-5
 _ATTENTION = 'attention'

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.tasks import models
+from fednar_tff.tasks import layers, models
 
 
 def _spec(shape, dtype=tf.float32):
@@ -348,7 +348,7 @@ def test_embedded_input_is_dropped_only_if_asked(input_dropout, monkeypatch):
   def build_dropout(rate, seed):
     return lambda x: rates.append((x.shape[1:], rate)) or x
 
-  monkeypatch.setattr(models, 'build_dropout', build_dropout)
+  monkeypatch.setattr(layers, 'build_dropout', build_dropout)
   network = models.build_transformer(
     11, layers=2, heads=2, width=8, hidden=12, input_dropout=input_dropout
   )
