@@ -12,7 +12,8 @@ from absl import app, flags, logging
 from experiments.definition.settings import UsageError
 
 _DEBUG = flags.DEFINE_boolean('debug', False, 'Show the traceback of an error.')
-_HELP = ('-h', '-help', '--help')
+_HELP = ('-h', '-help', '--help', '-helpshort', '--helpshort')
+_FULL_HELP = ('-helpfull', '--helpfull')
 
 
 def run(
@@ -62,10 +63,12 @@ def run(
     except BrokenPipeError:
       _end_unread()
 
-  if any(argument in _HELP for argument in sys.argv[1:]):
+  app.define_help_flags()
+  if any(argument in (*_HELP, *_FULL_HELP) for argument in sys.argv[1:]):
+    is_full = any(argument in _FULL_HELP for argument in sys.argv[1:])
     try:
-      if help_text is None:
-        app.usage(shorthelp=True, writeto_stdout=True)
+      if help_text is None or is_full:
+        app.usage(shorthelp=not is_full, writeto_stdout=True)
       else:
         print(help_text())
       sys.stdout.flush()
@@ -75,7 +78,6 @@ def run(
   logging.set_verbosity(logging.WARNING)
   signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
   # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras has no functional models.
-  app.define_help_flags()
   logging.use_absl_handler()
   call(parse(sys.argv))
 

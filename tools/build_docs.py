@@ -1,13 +1,13 @@
 """Builds the API reference into a folder: a page for each room of fednar_tff, with its public names and nothing else.
 
-python tools/build_docs.py docs/_build
+`python -m tools.build_docs docs/_build`, usually through `make docs`.
 """
 
+import argparse
 import ast
 import importlib
 import os
 import pathlib
-import sys
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -29,9 +29,10 @@ def public_names(path):
   return names
 
 
-def main(argv):
-  if len(argv) != 2:
-    sys.exit('build_docs: needs one argument, the folder to write to.')
+def main():
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('folder', type=pathlib.Path, help='Where to.')
+  folder = parser.parse_args().folder
   # Without a worker of TFF's, which importing it would leave to the end of this process.
   fednar_tff.runtime.set_in_process_context()
   for name in ('fednar_tff', *(f'fednar_tff.{room}' for room in ROOMS)):
@@ -40,9 +41,9 @@ def main(argv):
     module.__all__ = public_names(pathlib.Path(module.__file__))
   pdoc.render.configure(docformat='google', footer_text=f'fednar_tff {fednar_tff.__version__}')
   # The modules inside a room are no part of the interface, even if one is called as its function.
-  pdoc.pdoc('fednar_tff', r'!fednar_tff\.\w+\.\w+', output_directory=pathlib.Path(argv[1]))
-  print(f'API reference: {pathlib.Path(argv[1]) / "index.html"}')
+  pdoc.pdoc('fednar_tff', r'!fednar_tff\.\w+\.\w+', output_directory=folder)
+  print(f'API reference: {folder / "index.html"}')
 
 
 if __name__ == '__main__':
-  main(sys.argv)
+  main()

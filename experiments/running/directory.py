@@ -1,12 +1,13 @@
 """A run's directory: whether a run may go there, and how far the one that is there has come."""
 
+import contextlib
 import json
 import os
 import pathlib
 import tempfile
 
 from experiments.definition import identity
-from experiments.definition.settings import UsageError
+from experiments.definition.settings import RunFailedError, UsageError
 
 
 def output_dir(settings) -> pathlib.Path:
@@ -73,15 +74,21 @@ def rounds_done(path) -> int:
 
 def is_finished(path, settings) -> bool:
   """Returns whether a directory that may hold a run holds all its rounds, and its result."""
-  return (path / 'result.json').exists() and rounds_done(path) >= settings['total_rounds']
+  return read_result(path) is not None and rounds_done(path) >= settings['total_rounds']
+
+
+def read_result(path):
+  """Returns what `result.json` of a directory says, or None if there is none that can be read: then the run makes it anew."""
+  try:
+    found = json.loads((path / 'result.json').read_text())
+  except (OSError, ValueError):
+    return None
+  return found if isinstance(found, dict) else None
 
 
 def has_diverged(path) -> bool:
   """Returns whether the run in a directory ended because it diverged."""
-  try:
-    return bool(json.loads((path / 'result.json').read_text()).get('diverged'))
-  except (OSError, ValueError):
-    return False
+  return bool((read_result(path) or {}).get('diverged'))
 
 
 def check_writable(path, flag='output_dir') -> None:
@@ -94,6 +101,17 @@ def check_writable(path, flag='output_dir') -> None:
       pass
   except OSError as e:
     raise UsageError(f'--{flag}={path} cannot be written: {e.strerror or e}.') from e
+
+
+@contextlib.contextmanager
+def writing_to(path):
+  """Turns errors of the file system into a `RunFailedError` that names the directory."""
+  try:
+    yield
+  except OSError as e:
+    raise RunFailedError(
+      f'Cannot write to {path}: {e.strerror or e}. What was saved before is whole; start again to resume.'
+    ) from e
 
 
 def save_json(path, value) -> None:

@@ -14,6 +14,10 @@ _PASSED_ON = (
 )  # fmt: skip
 
 
+# Not for long enough to be stopped, but up to the end.
+_DIVERGED_AT_THE_END = 'The run has diverged: no client had a finite update in the last round.'
+
+
 def train(settings, quiet=False):
   """Runs what the settings, resolved, say, or the rest of it; returns the run's directory.
 
@@ -24,7 +28,10 @@ def train(settings, quiet=False):
   path = directory.output_dir(settings)
   directory.check(path, settings)
   if directory.is_finished(path, settings):
-    print(f'{path} is finished: {(path / "result.json").read_text().strip()}')
+    if directory.has_diverged(path):
+      raise RunDivergedError(f'{path}: {_DIVERGED_AT_THE_END}')
+    if not quiet:
+      print(f'{path} is finished: {json.dumps(directory.read_result(path))}')
     return path
   directory.check_writable(path)
   settings = {**settings, 'title': settings['title'] or presets.title(settings)}
@@ -53,15 +60,19 @@ def train(settings, quiet=False):
     if not _is_ours(e, fednar_tff):
       raise
     raise UsageError(str(e)) from e
-  directory.save_json(path / 'config.json', {
+  config = {
     'settings': settings,
     'seeds': seeds._asdict(),
     'partition_hash': task.partition.hash,
     'environment': _describe_environment(),
-  })  # fmt: skip
-  (path / 'result.json').unlink(missing_ok=True)  # Of fewer rounds, if there is one.
+  }
+  with directory.writing_to(path):
+    directory.save_json(path / 'config.json', config)
+    (path / 'result.json').unlink(missing_ok=True)  # Of fewer rounds, if there is one.
   if not quiet:
-    lines = _describe(settings, task, work, building.num_weights(task), path, run.round_num)
+    largest = max(map(len, round_task.partition.rows))
+    num_weights = building.num_weights(task)
+    lines = _describe(settings, task, work, largest, num_weights, path, run.round_num)
     print(lines, flush=True)
   try:
     run.finish(settings['title'], quiet=quiet)
@@ -74,9 +85,9 @@ def train(settings, quiet=False):
     ConnectionError,
   ) as e:
     raise RunFailedError(str(e)) from e
-  if run.diverged_rounds:  # Not for long enough to be stopped, but up to the end.
+  if run.diverged_rounds:
     _save_result(path, run.model_weights, diverged=True)
-    raise RunDivergedError(f'{path}: no client had a finite update in the last round.')
+    raise RunDivergedError(f'{path}: {_DIVERGED_AT_THE_END}')
   summary = _save_result(path, run.model_weights)
   if not quiet:
     print(f'{path}: {json.dumps(summary)}')
@@ -119,7 +130,7 @@ def _is_ours(error, package):
   return frame.tb_frame.f_globals.get('__name__', '').startswith(package.__name__ + '.')
 
 
-def _describe(settings, task, round_work, num_weights, path, round_num):
+def _describe(settings, task, round_work, largest_client, num_weights, path, round_num):
   """Returns what a run is, in a few lines for the log."""
   import fednar_tff
 
@@ -130,7 +141,10 @@ def _describe(settings, task, round_work, num_weights, path, round_num):
   clients += f' ({", ".join(split)})' if split else ''
   steps, epochs = round_work['local_steps'], round_work['local_epochs']
   work = f'{steps} steps' if steps is not None else f'{epochs} epochs'
-  work += f' of {s["batch_size"]} examples on '
+  work += f' of {s["batch_size"]:,} examples'
+  if s['batch_size'] > largest_client:
+    work += f' (a batch is all that a client holds, at most {largest_client:,})'
+  work += ' on '
   if s['algorithm'] == 'centralized':
     work += "all clients' data a round"
   else:
@@ -154,10 +168,11 @@ def _save_result(path, weights, **marks):
   from experiments.reading import figures, runs
 
   found = runs.read_run(path)
-  figures.plot_run(found, path / 'curves.png')
   summary = {**found.summary(), 'weights_sha256': hash_weights(weights), **marks}
-  # Last: its presence says that the run is finished.
-  directory.save_json(path / 'result.json', summary)
+  with directory.writing_to(path):
+    figures.plot_run(found, path / 'curves.png')
+    # Last: its presence says that the run is finished.
+    directory.save_json(path / 'result.json', summary)
   return summary
 
 
