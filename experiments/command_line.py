@@ -1,5 +1,6 @@
 """What all binaries share: help without side effects, and one line for what a user can mend."""
 
+import logging as standard_logging
 import os
 import signal
 import sys
@@ -79,6 +80,8 @@ def run(
   signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
   # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras has no functional models.
   logging.use_absl_handler()
+  formatter = standard_logging.Formatter(f'{name}: %(levelname)s: %(message)s')
+  logging.get_absl_handler().setFormatter(formatter)
   call(parse(sys.argv))
 
 

@@ -1,6 +1,7 @@
 """A run's directory: whether a run may go there, and how far the one that is there has come."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -15,7 +16,7 @@ def output_dir(settings) -> pathlib.Path:
   return pathlib.Path(settings['output_dir'] or pathlib.Path('runs') / identity.run_name(settings))
 
 
-def read_config(path):
+def read_config(path, remedy=' Choose another --output_dir.'):
   """Returns what `config.json` of a directory says, or None if there is none.
 
   Raises:
@@ -28,9 +29,7 @@ def read_config(path):
   except (FileNotFoundError, NotADirectoryError):
     return None
   except (OSError, ValueError, KeyError, TypeError) as e:
-    raise UsageError(
-      f'{config} is damaged ({type(e).__name__}: {e}). Choose another --output_dir.'
-    ) from e
+    raise UsageError(f'{config} is damaged ({type(e).__name__}: {e}).{remedy}') from e
 
 
 def read_run_config(path, flag='run'):
@@ -39,7 +38,7 @@ def read_run_config(path, flag='run'):
   Raises:
     UsageError: If the directory holds no run of `train`.
   """
-  config = read_config(pathlib.Path(path)) if pathlib.Path(path).is_dir() else None
+  config = read_config(pathlib.Path(path), '') if pathlib.Path(path).is_dir() else None
   if config is None:
     raise UsageError(f'--{flag}={path} is no directory of a run: it has no config.json.')
   return config
@@ -109,8 +108,9 @@ def writing_to(path):
   try:
     yield
   except OSError as e:
+    reason = 'the disk is full' if e.errno == errno.ENOSPC else e.strerror or e
     raise RunFailedError(
-      f'Cannot write to {path}: {e.strerror or e}. What was saved before is whole; start again to resume.'
+      f'Cannot write to {path}: {reason}. What was saved before is whole; start again to resume.'
     ) from e
 
 

@@ -78,7 +78,7 @@ def train(settings, quiet=False):
     run.finish(settings['title'], quiet=quiet)
   except fednar_tff.simulation.DivergedError as e:
     _save_result(path, run.model_weights, diverged=True)
-    raise RunDivergedError(f'{path}: {e}') from e
+    raise RunDivergedError(f'{path}: {e.reason}; --stop_on_divergence=0 goes on.') from e
   except (
     fednar_tff.simulation.RunDirectoryError,
     fednar_tff.runtime.ClientError,
@@ -137,10 +137,10 @@ def _describe(settings, task, round_work, largest_client, num_weights, path, rou
   s = settings
   split = [s['partition']] if 'partition' in s else []
   split += [f'alpha {s["alpha"]:g}'] if s.get('alpha') is not None else []
-  clients = f'{len(task.partition.client_ids)} clients'
+  clients = _count(len(task.partition.client_ids), 'client')
   clients += f' ({", ".join(split)})' if split else ''
   steps, epochs = round_work['local_steps'], round_work['local_epochs']
-  work = f'{steps} steps' if steps is not None else f'{epochs} epochs'
+  work = _count(steps, 'step') if steps is not None else _count(epochs, 'epoch')
   work += f' of {s["batch_size"]:,} examples'
   if s['batch_size'] > largest_client:
     work += f' (a batch is all that a client holds, at most {largest_client:,})'
@@ -148,7 +148,7 @@ def _describe(settings, task, round_work, largest_client, num_weights, path, rou
   if s['algorithm'] == 'centralized':
     work += "all clients' data a round"
   else:
-    work += f'{s["clients_per_round"]} clients a round'
+    work += f'{_count(s["clients_per_round"], "client")} a round'
   rates = f'learning rate {s["learning_rate"]:g}, weight decay {s["weight_decay"]:g}'
   rates += f', A = {s["max_norm"]:g}' if 'max_norm' in s else ''
   algorithm = f'{catalogue.ALGORITHMS[s["algorithm"]].title} with {s["client_optimizer"]}'
@@ -160,8 +160,12 @@ def _describe(settings, task, round_work, largest_client, num_weights, path, rou
     f'{s["task"]}: {s.get("model", "its own model")}, {num_weights:,} weights, {clients}',
     f'{algorithm}: {rates}; {work}',
     f'on {s["runtime"]} ({devices})',
-    f'in {path}: {begins}, of {s["total_rounds"]} rounds',
+    f'in {path}: {begins}, of {_count(s["total_rounds"], "round")}',
   ])  # fmt: skip
+
+
+def _count(number, noun):
+  return f'{number} {noun}' if number == 1 else f'{number} {noun}s'
 
 
 def _save_result(path, weights, **marks):
