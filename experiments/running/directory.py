@@ -73,7 +73,11 @@ def rounds_done(path) -> int:
 
 def is_finished(path, settings) -> bool:
   """Returns whether a directory that may hold a run holds all its rounds, and its result."""
-  return read_result(path) is not None and rounds_done(path) >= settings['total_rounds']
+  return (
+    read_config(path) is not None
+    and read_result(path) is not None
+    and rounds_done(path) >= settings['total_rounds']
+  )
 
 
 def read_result(path):

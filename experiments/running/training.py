@@ -115,6 +115,10 @@ def _start(settings, seeds, task, process, path, work):
 def _check_partition(path, partition_hash):
   """Refuses to go on with other data than a run began with."""
   config = directory.read_config(path)
+  if config is not None and 'partition_hash' not in config:
+    raise UsageError(
+      f'{path / "config.json"} is damaged: it has no partition_hash. Choose another --output_dir.'
+    )
   if config is not None and config['partition_hash'] != partition_hash:
     raise UsageError(
       f'{path} was begun on other data (its partition has another hash). '
