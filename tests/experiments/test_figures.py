@@ -1,6 +1,7 @@
 """Figures of runs that were written by hand: what is drawn, and that a person can read it."""
 
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from experiments.definition import catalogue, presets
-from experiments.reading import drawing, figures, grouping, runs
+from experiments.reading import drawing, evaluations, figures, grouping, runs
 from tests.experiments.run_files import write_run
 
 DECAYS = (0.0001, 0.001, 0.01, 0.05, 0.1)
@@ -234,6 +235,21 @@ def test_no_text_lies_over_another(tmp_path, name):
     box = page.legends[0].get_window_extent()
     for axes in page.axes:
       assert not box.overlaps(axes.get_tightbbox()) and axes.get_title() != 'all'
+
+
+def test_legend_of_an_evaluation_covers_no_client():
+  spread = types.SimpleNamespace(mean=0.9)
+  found = evaluations.Evaluation(
+    'A title', 50, {}, [f'client {i}' for i in range(20)], [9] * 20, np.linspace(0.8, 1, 20), spread, spread,
+    np.eye(10), types.SimpleNamespace(before=np.ones(20), after=np.ones(20)), 10,
+  )  # fmt: skip
+  page = evaluations.plot(found)
+  assert not overlapping_texts(page)
+  assert not any(axes.get_legend() for axes in page.axes)
+  assert [text.get_text() for text in page.legends[0].get_texts()] == ['mean', 'worst tenth']
+  box = page.legends[0].get_window_extent()
+  assert not any(box.overlaps(axes.get_tightbbox()) for axes in page.axes)
+  assert page.axes[0].get_title() == 'accuracy by client'
 
 
 @pytest.mark.parametrize('accuracies', [[0.1, 0.2, 0.3], [None, None, 0.3]], ids=['three', 'one'])

@@ -153,6 +153,10 @@ def files_of(path):
     ('{"settings": {"ta', 'config.json is damaged (JSONDecodeError: '),
     ('{"environment": {}}', "config.json is damaged (KeyError: 'settings'). Choose another"),
     ('[]', 'config.json is damaged (TypeError: '),
+    (
+      json.dumps({'settings': parsing.parse(SMALL)}),
+      'config.json is damaged: it has no partition_hash. Choose another',
+    ),
   ],
 )
 def test_damaged_config_is_one_line(damage, message, tmp_path):
