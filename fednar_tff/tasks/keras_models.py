@@ -1,8 +1,9 @@
 """The models once more, of stock Keras layers: for trained weights that leave as a `.keras` file.
 
-A process that imports only TensorFlow can load such a file, since it names no class of ours. The layers
-are called as the parameters of `models.py` are, with `_` in place of `/`. Each function here returns a
-function from the trained weights by name to a new `tf.keras.Model`, which returns logits.
+A process that imports only TensorFlow can load such a file, since it names no class of ours. The
+layers are called as the parameters in `models.py` and `transformer.py` are, with `_` in place of
+`/`. Each function here returns a function from the trained weights by name to a new
+`tf.keras.Model`, which returns logits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import tensorflow as tf
 Weights = Mapping[str, np.ndarray]
 KerasModelFn = Callable[[Weights], tf.keras.Model]
 
-# How Keras calls what a layer's parameters are called in `models.py`.
+# How Keras calls what a layer's parameters are called in `models.py` and `transformer.py`.
 _ATTRIBUTES = {'kernel': 'kernel', 'bias': 'bias', 'scale': 'gamma', 'offset': 'beta'}
 _EPSILON = 1e-5
 _ATTENTION = 'attention'
@@ -33,7 +34,7 @@ def of_numbers(shape: Sequence[int]) -> KerasModelFn:
 def of_images(
   model: str, shape: Sequence[int], *, scale: Any, offset: Any = 0.0, pooling: str = 'global'
 ) -> KerasModelFn:
-  """Returns the form of 'mlp', 'cnn' or 'resnet18' that takes uint8 images.
+  """Returns the form of 'mlp', 'cnn', 'small_cnn' or 'resnet18' that takes uint8 images.
 
   Args:
     model: The model's name.
@@ -42,7 +43,12 @@ def of_images(
     offset: What is subtracted from them before.
     pooling: See `build_resnet18`.
   """
-  builders = {'mlp': _mlp, 'cnn': _cnn, 'resnet18': lambda x, w: _resnet18(x, w, pooling)}
+  builders = {
+    'mlp': _mlp,
+    'cnn': _cnn,
+    'small_cnn': _cnn,  # The weights say how many filters there are.
+    'resnet18': lambda x, w: _resnet18(x, w, pooling),
+  }
   scale, offset = np.asarray(scale, np.float64), np.asarray(offset, np.float64)
 
   def keras_model_fn(weights):
