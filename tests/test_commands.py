@@ -8,13 +8,15 @@ import sys
 from concurrent import futures
 
 ROOT = pathlib.Path(__file__).parents[1]
+# Run by path and by the package alone.
+NO_COMMAND = 'supervisor.py'
 
 
 def commands():
-  """Yields the modules that are run by `python -m`, but for the private ones."""
+  """Yields the modules that are run by `python -m`."""
   for folder in ('fednar_tff', 'experiments', 'benchmarks', 'tools'):
     for path in sorted((ROOT / folder).rglob('*.py')):
-      if "__name__ == '__main__'" in path.read_text() and not path.name.startswith('_'):
+      if "__name__ == '__main__'" in path.read_text() and path.name != NO_COMMAND:
         yield '.'.join(path.relative_to(ROOT).with_suffix('').parts), path
 
 
