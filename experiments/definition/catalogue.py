@@ -36,7 +36,7 @@ def _by_name(*options: Option) -> dict[str, Option]:
 
 
 def _task(name: str, models: tuple[str, ...], **settings: Any) -> Option:
-  return Option(name, {'model': models[0], **settings}, models=models)
+  return Option(name, {'model': models[0], 'precision': 'float32', **settings}, models=models)
 
 
 _IMAGES = {'augmentation': 'per_image', 'padding': 'mean', 'pooling': None, 'data_dir': None}

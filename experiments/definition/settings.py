@@ -81,6 +81,7 @@ SETTINGS = (
   Setting('identical_layers', bool, 'task', 'Whether all layers of the transformer start alike, as in the released code.'),
   Setting('dropout', float, 'task', 'The share of activations that training drops.', range='fraction'),
   Setting('input_dropout', bool, 'task', 'Whether the embedded input is dropped, too.'),
+  Setting('precision', ('float32', 'bfloat16', 'float16'), 'task', 'The type in which the model multiplies; weights, optimizer, norms, softmax, loss and metrics are float32 in any case. bfloat16 is for CPUs and GPUs that have it, float16 for GPUs.'),
   Setting('data_dir', str, 'task', "Where the data is, instead of the library's default folder.", changes_results=False),
   # What happens in a round.
   Setting('algorithm', _choice('algorithm'), 'algorithm', "The federated algorithm; centralized trains on all clients' data at once, as many examples a round.", 'fed_avg'),
@@ -119,7 +120,8 @@ SETTINGS = (
   # The run.
   Setting('total_rounds', int, 'run', 'How many rounds; more of them continue a run that is finished.', 100, 'positive'),
   Setting('clients_per_round', int, 'run', 'How many clients take part in a round.', 10, 'positive'),
-  Setting('rounds_per_evaluation', int, 'run', 'How often the whole test set is evaluated.', 10, 'positive'),
+  Setting('rounds_per_evaluation', int, 'run', 'How often the test set is evaluated.', 10, 'positive'),
+  Setting('evaluation_examples', int, 'run', 'How many test examples are evaluated before the last round, the same ones in all runs; 0 for all. The last round takes the whole test set.', 0, 'nonnegative'),
   Setting('rounds_per_client_evaluation', int, 'run', "How often all clients' accuracies on their own training examples are measured; 0 for never.", 0, 'nonnegative'),
   Setting('rounds_per_checkpoint', int, 'run', 'How often the run is saved.', 50, 'positive', changes_results=False),
   Setting('stop_on_divergence', int, 'run', 'After how many rounds in a row without a finite client the run ends as diverged; 0 for never.', 5, 'nonnegative', changes_results=False),

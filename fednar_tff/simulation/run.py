@@ -82,6 +82,7 @@ class Run:
     process,
     state,
     evaluate,
+    evaluate_sample,
     directory,
     states,
     settings,
@@ -89,7 +90,8 @@ class Run:
     callbacks,
   ):
     self._task, self._clients = task, clients
-    self._process, self._evaluate = process, evaluate
+    self._process = process
+    self._evaluate, self._evaluate_sample = evaluate, evaluate_sample
     self._directory, self._client_states = directory, states
     self._settings, self._description = settings, description
     self._callbacks = callbacks
@@ -266,7 +268,10 @@ class Run:
       )
     evaluated = done % settings.rounds_per_evaluation == 0 or done == settings.total_rounds
     metrics.update(
-      self._test_metrics(self._process.get_model_weights(state) if evaluated else None)
+      self._test_metrics(
+        self._process.get_model_weights(state) if evaluated else None,
+        whole_set=done == settings.total_rounds,
+      )
     )
     metrics.update(self._client_metrics(state, done))
     seconds = time.perf_counter() - start
@@ -301,12 +306,13 @@ class Run:
       latest = self._latest
       self._client_states.put(latest.client_ids, latest.client_states, latest.round_num)
 
-  def _test_metrics(self, weights):
+  def _test_metrics(self, weights, whole_set):
     """Returns the test metrics of some weights; for None, their names without values."""
     if weights is None:
       values = dict.fromkeys(self._evaluate.metric_names)
     else:
-      values = {k: np.float32(v) for k, v in self._evaluate(weights).items()}
+      evaluate = self._evaluate if whole_set else self._evaluate_sample
+      values = {k: np.float32(v) for k, v in evaluate(weights).items()}
     return {f'test_{k}': v for k, v in values.items()}
 
   def _client_metrics(self, state, round_num):
@@ -395,6 +401,7 @@ class _Settings(NamedTuple):
   local_epochs: int | None
   seeds: seeds.Seeds
   rounds_per_evaluation: int
+  evaluation_examples: int | None
   rounds_per_client_evaluation: int | None
   rounds_per_checkpoint: int
   packed: bool
@@ -414,6 +421,7 @@ def run(
   sampling_seed: int | None = None,
   batch_seed: int | None = None,
   rounds_per_evaluation: int = 10,
+  evaluation_examples: int | None = None,
   rounds_per_client_evaluation: int | None = None,
   rounds_per_checkpoint: int = 50,
   output_dir: str | pathlib.Path | None = None,
@@ -440,7 +448,9 @@ def run(
     seed: The seed that those below are derived from.
     sampling_seed: Decides which clients take part.
     batch_seed: Decides the batches, dropout and augmentation.
-    rounds_per_evaluation: How often the whole test set is evaluated; the last round always is.
+    rounds_per_evaluation: How often the test set is evaluated; the last round always is.
+    evaluation_examples: How many test examples are evaluated in rounds before the last, a fixed sample that is the same in all
+      runs; None means all. The last round is always evaluated on the whole test set.
     rounds_per_client_evaluation: How often all clients' accuracies on their own training examples are measured, as
       `client_accuracy_mean`, `_deviation` and `_worst_tenth`, see `summarize_clients`, each client counting the same; None
       means never, otherwise the last round always is.
@@ -469,6 +479,7 @@ def run(
     local_epochs=local_epochs,
     seeds=seeds.derive_seeds(seed, sampling=sampling_seed, batches=batch_seed),
     rounds_per_evaluation=rounds_per_evaluation,
+    evaluation_examples=evaluation_examples,
     rounds_per_client_evaluation=rounds_per_client_evaluation,
     rounds_per_checkpoint=rounds_per_checkpoint,
     packed=packed,
@@ -481,6 +492,10 @@ def run(
     raise ValueError(
       '`rounds_per_client_evaluation` must be a positive integer or None, '
       f'found {rounds_per_client_evaluation!r}.'
+    )
+  if evaluation_examples is not None and evaluation_examples < 1:
+    raise ValueError(
+      f'`evaluation_examples` must be a positive integer or None, found {evaluation_examples!r}.'
     )
   if stop_on_divergence is not None and stop_on_divergence < 1:
     raise ValueError(
@@ -514,13 +529,19 @@ def run(
       None if directory is None else directory.path / 'client_states.sqlite',
       keep_in_memory=client_states_in_memory,
     )
-  evaluate = evaluation.build_evaluation(task.model_fn, task.datasets.get_centralized_test_data())
+  test_data = task.datasets.get_centralized_test_data()
+  evaluate = evaluate_sample = evaluation.build_evaluation(task.model_fn, test_data)
+  if evaluation_examples is not None:
+    evaluate_sample = evaluation.build_evaluation(
+      task.model_fn, test_data, num_examples=evaluation_examples
+    )
   return Run(
     task,
     clients,
     process,
     state,
     evaluate,
+    evaluate_sample,
     directory,
     states,
     settings,
@@ -541,7 +562,9 @@ def _describe(task, process, state, settings):
     'batch_seed': settings.seeds.batches,
     'rounds_per_evaluation': settings.rounds_per_evaluation,
     'packed': settings.packed,
+    **_if_given('evaluation_examples', settings.evaluation_examples),
     **_if_given('rounds_per_client_evaluation', settings.rounds_per_client_evaluation),
+    **_if_given('precision', _unusual_precision(task)),
     **{name: str(value) for name, value in hparams.items()},
     'partition of the data': task.partition.hash,
     'type of the state (model or algorithm)': str(process.initialize.type_signature.result),
@@ -551,6 +574,11 @@ def _describe(task, process, state, settings):
 def _if_given(name, value):
   """A setting that earlier versions did not have, so that their runs still are what they were."""
   return {} if value is None else {name: value}
+
+
+def _unusual_precision(task):
+  precision = getattr(task, 'precision', 'float32')
+  return None if precision == 'float32' else precision
 
 
 def _check_packed(process: Any, packed: bool) -> None:

@@ -66,6 +66,7 @@ def create_task(
   partition_seed: int | None = None,
   model_seed: int | None = None,
   train_client_spec: tff.simulation.baselines.ClientSpec | None = None,
+  precision: str | None = None,
   **options: Any,
 ) -> task.Task:
   """Creates a task by name.
@@ -84,6 +85,8 @@ def create_task(
     partition_seed: The seed of the partition.
     model_seed: The seed of the initial weights.
     train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`, for stock pipelines.
+    precision: 'float32', 'bfloat16' or 'float16', the type in which the model multiplies; weights,
+      optimizer, norms, softmax, loss and metrics are float32 in any case. See `build_model_fns`.
     **options: Switches of single tasks and models, and whatever a registered task takes. For CIFAR
       `augmentation` ('per_image', 'per_batch' or 'none'), `padding` ('mean' or 'black') and, of
       resnet18, `pooling` ('global' or 'top_left'); for Shakespeare `crop_windows`, `text` ('tff' or
@@ -107,6 +110,7 @@ def create_task(
     partition_seed=partition_seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
   )
   given = {key: value for key, value in given.items() if value is not None}
   taken = task_arguments(name)

@@ -46,6 +46,7 @@ class Task(tff.simulation.baselines.BaselineTask):
       that takes raw examples, or None.
     arguments: What `create_task` made it with, defaults included, or None if it was made in another
       way.
+    precision: The type in which the model multiplies; see `build_model_fns`.
   """
 
   name: str
@@ -54,6 +55,7 @@ class Task(tff.simulation.baselines.BaselineTask):
   raw_input: RawInput
   keras_model_fn: Callable[[Mapping[str, np.ndarray]], tf.keras.Model] | None = None
   arguments: Mapping[str, Any] | None = None
+  precision: str = 'float32'
   _arrays: Any = attrs.field(alias='arrays', repr=False, kw_only=True)
   _position: dict = attrs.field(init=False, repr=False)
 
@@ -316,6 +318,7 @@ def build_task(
   train_client_spec: tff.simulation.baselines.ClientSpec | None = None,
   eval_batch_size: int = 500,
   seed: int = 0,
+  precision: str = 'float32',
 ) -> Task:
   """Builds a task from arrays, a partition and a model.
 
@@ -336,6 +339,7 @@ def build_task(
       their own numbers.
     eval_batch_size: The batch size of `datasets.get_centralized_test_data()`.
     seed: The seed of `datasets.train_preprocess_fn`.
+    precision: The type in which the model multiplies, which is a part of a run's identity.
 
   Returns:
     A `Task`.
@@ -385,6 +389,7 @@ def build_task(
     functional_model_fn=functional_model_fn,
     raw_input=raw_input or RawInput(_without_seed(_x_of(input_spec)), lambda raw: raw),
     keras_model_fn=keras_model_fn,
+    precision=precision,
     arrays=train,
   )
 
