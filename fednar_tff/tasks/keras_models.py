@@ -40,7 +40,7 @@ def of_images(
   pooling: str = 'global',
   precision: str = 'float32',
 ) -> KerasModelFn:
-  """Returns the form of 'mlp', 'cnn' or 'resnet18' that takes uint8 images.
+  """Returns the form of 'mlp', 'cnn', 'small_cnn' or 'resnet18' that takes uint8 images.
 
   Args:
     model: The model's name.
@@ -51,7 +51,12 @@ def of_images(
     precision: The type in which the layers multiply, see `build_model_fns`. Keras rounds their
       results to it in a few more places, attention's softmax among them.
   """
-  builders = {'mlp': _mlp, 'cnn': _cnn, 'resnet18': lambda x, w: _resnet18(x, w, pooling)}
+  builders = {
+    'mlp': _mlp,
+    'cnn': _cnn,
+    'small_cnn': _cnn,  # The weights say how many filters there are.
+    'resnet18': lambda x, w: _resnet18(x, w, pooling),
+  }
   scale, offset = np.asarray(scale, np.float64), np.asarray(offset, np.float64)
 
   def keras_model_fn(weights):

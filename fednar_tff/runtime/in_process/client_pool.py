@@ -1,0 +1,107 @@
+"""Runs clients at the same time, on one or more devices, and returns results in client order."""
+
+import collections
+import concurrent.futures
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import tensorflow as tf
+
+_Result = TypeVar('_Result')
+
+
+class ClientError(RuntimeError):
+  """A client's computation failed; `client_index` says whose, the cause says all there is to know.
+
+  The message is one line. For an error of TensorFlow it names the operation, too.
+  """
+
+  def __init__(self, client_index: int, cause: Exception):
+    super().__init__(f'Client {client_index} failed{_describe(cause)}')
+    self.client_index = client_index
+
+
+def _describe(error: Exception) -> str:
+  """Returns the end of a sentence: where an error came from, and what it says, in one line."""
+  text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+  node = re.search(r'\{\{node ([^}]+)\}\}', text)
+  # What TensorFlow puts around the reason: a headline, a stack trace, the node once more.
+  text = re.sub(r'^Graph execution error:\s*', '', text)
+  text = re.sub(r'(?ms)^Detected at node .*?^(?!<stack|  |$)', '', text)
+  text = re.sub(r'(?s)\s*(\[\[\{\{node |Traceback \(most recent).*', '', text)
+  reason = ' '.join(text.split()) or 'no reason given'
+  where = f' in operation {node[1]}' if node else ''
+  return f'{where}: {type(error).__name__}: {reason}'
+
+
+def _first_cause(under_way) -> tuple[int, Exception]:
+  """Finds the first failure: when a client fails, TensorFlow cancels those that run with it."""
+  errors = []
+  for index, future in under_way:
+    future.cancel()
+    if not future.cancelled() and future.exception() is not None:
+      errors.append((index, future.exception()))
+  causes = [error for error in errors if not isinstance(error[1], tf.errors.CancelledError)]
+  return (causes or errors)[0]
+
+
+class ClientPool:
+  """Threads for clients. Client `i` always runs on device `i mod len(devices)`."""
+
+  def __init__(self, devices: Sequence[str], num_threads: int):
+    """Makes the pool.
+
+    Args:
+      devices: The devices that clients go to in turn.
+      num_threads: How many clients run at the same time, on all devices together. Each device runs
+        at least one.
+    """
+    self.devices = tuple(devices)
+    # Where clients really ran, which only those know who look at their results.
+    self.clients_by_device = collections.Counter()
+    threads_per_device = -(-num_threads // len(devices))
+    self.num_threads = threads_per_device * len(devices)
+    self._executors = [
+      concurrent.futures.ThreadPoolExecutor(threads_per_device, f'clients on {device}')
+      for device in devices
+    ]
+
+  def map(self, fn: Callable[[int, str], _Result], num_clients: int) -> Iterator[_Result]:
+    """Yields `fn(client_index, device)` of each client, in client order.
+
+    At most twice as many clients as there are threads are under way or wait to be taken, so memory
+    does not grow with the number of clients.
+
+    Args:
+      fn: What a client does.
+      num_clients: The number of clients.
+
+    Yields:
+      What `fn` returns.
+
+    Raises:
+      ClientError: If `fn` raises an exception.
+    """
+    window = 2 * self.num_threads
+    under_way = collections.deque()
+    try:
+      for index in range(num_clients + window):
+        if index < num_clients:
+          place = index % len(self.devices)
+          future = self._executors[place].submit(fn, index, self.devices[place])
+          under_way.append((index, future))
+        if index >= window - 1 and under_way:
+          first, future = under_way.popleft()
+          try:
+            result = future.result()
+          except Exception:
+            index, error = _first_cause([(first, future), *under_way])
+            raise ClientError(index, error) from error
+          # The loop must not hold on to what the caller drops.
+          del future
+          yield result
+          del result
+    finally:
+      for _, future in under_way:
+        future.cancel()
