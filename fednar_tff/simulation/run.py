@@ -21,7 +21,7 @@ from fednar_tff.simulation import (
   storage,
 )
 from fednar_tff.simulation import client_states as client_states_lib
-from fednar_tff.tasks import Task
+from fednar_tff.tasks import Task, describe_speed, is_slow
 
 # The metrics of `fednar_tff.algorithms` that describe the algorithm, not the model.
 _ALGORITHM_METRICS = ('clipped_steps', 'total_steps', 'mean_clipped_norm', 'num_non_finite_clients')
@@ -529,6 +529,9 @@ def run(
       None if directory is None else directory.path / 'client_states.sqlite',
       keep_in_memory=client_states_in_memory,
     )
+  precision = _unusual_precision(task)
+  if precision is not None and is_slow(precision):
+    logging.warning('%s.', describe_speed(precision))
   test_data = task.datasets.get_centralized_test_data()
   evaluate = evaluate_sample = evaluation.build_evaluation(task.model_fn, test_data)
   if evaluation_examples is not None:

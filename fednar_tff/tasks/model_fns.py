@@ -22,8 +22,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff.tasks import initial_values, layers
+from fednar_tff.tasks import precision as precision_lib
 
-PRECISIONS = {'float32': tf.float32, 'bfloat16': tf.bfloat16, 'float16': tf.float16}
 # Half of all float16 numbers are below 1e-4, where gradients are: so they are made larger on their
 # way back through the network, by a power of 2, which rounds nothing, and float32 ones small again.
 _LOSS_SCALE = 1024.0
@@ -118,9 +118,8 @@ def build_model_fns(
   Raises:
     ValueError: If the precision is unknown.
   """
-  if precision not in PRECISIONS:
-    raise ValueError(f'`precision` must be one of {list(PRECISIONS)}, found {precision!r}.')
-  dtype = PRECISIONS[precision]
+  precision_lib.check(precision)
+  dtype = precision_lib.PRECISIONS[precision]
   parameters = _trace_parameters(network, input_spec['x'], seed, dtype)
 
   def predict(weights, x, training):

@@ -141,3 +141,16 @@ def test_clients_whose_scaled_gradient_overflows_are_dropped():
     after = process.get_model_weights(output.state).trainable
     same = [np.array_equal(x, y) for x, y in zip(after, scaled.trainable, strict=True)]
     assert all(same) == bool(num_dropped)
+
+
+@pytest.mark.parametrize('is_slow', [True, False])
+def test_a_slow_machine_is_told_once_at_the_start(task, monkeypatch, caplog, is_slow):
+  ratio = 3.0 if is_slow else 0.5
+  monkeypatch.setattr('fednar_tff.tasks.precision.relative_time', lambda _: ratio)
+  with caplog.at_level('WARNING'):
+    start(task, total_rounds=1)
+    start(tasks.create_task('synthetic', num_clients=6), total_rounds=1)  # float32: no word.
+  lines = [r.getMessage() for r in caplog.records if 'float32' in r.getMessage()]
+  assert len(lines) == is_slow
+  if is_slow:
+    assert 'takes 3.00 x the time of float32' in lines[0] and '\n' not in lines[0]
