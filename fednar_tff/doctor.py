@@ -12,7 +12,7 @@ import sys
 import time
 
 from fednar_tff import argument_parser
-from fednar_tff.tasks import sources
+from fednar_tff.tasks import precision, sources
 
 _PACKAGES = (
   'tensorflow',
@@ -190,6 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
   print(
     '\nData sets (digits and synthetic need none):', *describe_data(options.data_dir), sep='\n  '
   )
+  print(f'\nPrecision: {precision.describe_speed("bfloat16")}')
   print('\nA federated round on each runtime:', flush=True)
   works = {}
   for name in _RUNTIMES:

@@ -105,6 +105,7 @@ def _start(settings, seeds, task, process, path, work):
     seed=seeds,
     **work,
     client_states_in_memory=settings.get('client_state_storage') != 'disk',
+    evaluation_examples=settings['evaluation_examples'] or None,
     rounds_per_client_evaluation=settings['rounds_per_client_evaluation'] or None,
     stop_on_divergence=settings['stop_on_divergence'] or None,
     **{name: settings[name] for name in _PASSED_ON},
