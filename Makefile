@@ -1,10 +1,11 @@
 # `make help` lists the commands. `make demo` and `make test` set everything up by themselves.
 PY := .venv/bin/python
 READY := .venv/.ready
+BENCH := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks
 # Two at a time, a file in one piece: most of a test is single-threaded tracing.
 PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile
 
-.PHONY: help setup demo test test-slow test-stress test-full bench doctor gpu-check docs dist bazel lint lock clean
+.PHONY: help setup demo test coverage test-slow test-stress test-full bench opponents doctor gpu-check docs conformance dist bazel lint lock clean
 
 help:  ## List the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +21,10 @@ demo: $(READY)  ## Train NAR and its baseline on the digits images; a table and 
 test: $(READY) lint  ## Lint, and run the test suite.
 	$(PYTEST)
 
+coverage: $(READY)  ## Run the test suite with branch coverage; no branch of an update rule may be missed.
+	$(PYTEST) --cov --cov-report= --cov-report=json:build/coverage.json
+	@$(PY) -m tools.coverage_check build/coverage.json
+
 test-slow: $(READY)  ## Run the checks that are too long for `make test`, or need prepared data.
 	$(PYTEST) -m slow
 	@tools/bazel_check.sh
@@ -31,10 +36,22 @@ test-stress: $(READY)  ## Run clients at the same time, a thousand times over, a
 test-full: $(READY)  ## Run every algorithm once on the paper's real models (hours; needs prepared data).
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -W ignore -m tools.full_size
 
-bench: $(READY)  ## Measure speed: ratios against named opponents in the same run (about 45 minutes).
-	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.optimizer_step
-	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.rounds
-	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.input
+bench: $(READY)  ## Measure speed against named opponents, and write docs/performance.md (over an hour; goes on where it stopped; BEFORE=checkout joins).
+	@$(BENCH).optimizer_step
+	@$(BENCH).client_data
+	@$(BENCH).rounds --resume $(if $(BEFORE),--before $(BEFORE))
+	@$(BENCH).scaling --resume
+	@$(BENCH).input || echo 'bench: left out: benchmarks.input.'
+	@$(BENCH).page --collect
+
+opponents:  ## Make the environments of the benchmarks' opponents from pinned versions (Python 3.11; about 4 GB).
+	@tools/setup_opponents.sh
+
+study: $(READY)  ## Run what is missing of the study, docs/study.md (hours; can be stopped and continued).
+	@$(PY) -m experiments.study run
+
+results: $(READY)  ## Make the tables, figures and verdicts of docs/study.md from results/ (under a minute).
+	@$(PY) -m experiments.study page
 
 doctor: $(READY)  ## Say what works on this machine: versions, devices, a round on each runtime.
 	@$(PY) -m fednar_tff.doctor
@@ -42,9 +59,12 @@ doctor: $(READY)  ## Say what works on this machine: versions, devices, a round 
 gpu-check: $(READY)  ## Check the GPU of this machine: placement, agreement with the CPU, speed, determinism; a report to paste into an issue.
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m tools.gpu.check
 
-docs: $(READY)  ## Build the API reference into docs/_build.
-	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m tools.build_docs docs/_build
-	@echo 'docs/_build/index.html'
+docs: $(READY)  ## Build the pages and the API reference into one searchable site, build/docs.
+	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo 'build/docs/index.html'
+
+conformance: $(READY)  ## Run TFF's own tests on our runtime and on TFF's: TFF=path/to/tensorflow-federated (hours).
+	@$(PY) -m tools.conformance --tff="$(TFF)"
 
 dist: $(READY)  ## Build wheel and sdist, and try both in empty environments.
 	@tools/dist_smoke_test.sh

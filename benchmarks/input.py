@@ -7,8 +7,9 @@ are ready. The median over the turns is printed, with its ratio to the training.
 
 import os
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
+import argparse
 import collections
 import functools
 import statistics
@@ -17,6 +18,7 @@ import time
 
 import tensorflow as tf
 
+from benchmarks import results
 from fednar_tff import runtime, tasks
 from fednar_tff.tasks import cifar, models
 
@@ -110,6 +112,7 @@ def main():
       part()
       if turn:  # The first turn traces.
         seconds[name].append(time.perf_counter() - start)
+  results.save('input', {'kind': 'input', 'seconds': seconds})
   medians = {name: statistics.median(values) for name, values in seconds.items()}
   training = medians['train the small CNN']
   print(f'\nOne round of {CLIENTS} clients x {STEPS} steps x {BATCH} images (median of {TURNS})')
@@ -119,4 +122,5 @@ def main():
 
 
 if __name__ == '__main__':
+  argparse.ArgumentParser(description=__doc__).parse_args()
   main()

@@ -35,7 +35,8 @@ def task_arguments(name: str) -> dict[str, Any]:
   Raises:
     ValueError: If the name is not known.
   """
-  return {k: p.default for k, p in inspect.signature(_builder(name)).parameters.items()}
+  own = {k: p.default for k, p in inspect.signature(_builder(name)).parameters.items()}
+  return {**own, 'validation_share': 0.0}
 
 
 def register_task(name: str, builder: Callable[..., task.Task]) -> None:
@@ -50,7 +51,7 @@ def register_task(name: str, builder: Callable[..., task.Task]) -> None:
     ValueError: If the name is taken.
   """
   if name in _BUILDERS:
-    raise ValueError(f'name must be a new one, found {name!r}; taken: {", ".join(task_names())}.')
+    raise ValueError(f'`name` must be a new one, found {name!r}; taken: {", ".join(task_names())}.')
   _BUILDERS[name] = builder
 
 
@@ -66,6 +67,8 @@ def create_task(
   partition_seed: int | None = None,
   model_seed: int | None = None,
   train_client_spec: tff.simulation.baselines.ClientSpec | None = None,
+  precision: str | None = None,
+  validation_share: float | None = None,
   **options: Any,
 ) -> task.Task:
   """Creates a task by name.
@@ -74,7 +77,7 @@ def create_task(
 
   Args:
     name: One of `task_names()`.
-    model: 'resnet18', 'cnn', 'mlp' or 'transformer', as far as it fits the data.
+    model: 'resnet18', 'cnn', 'small_cnn', 'mlp' or 'transformer', as far as it fits the data.
     seed: The default of every seed below.
     data_dir: Where the data is, instead of the default folder of tfds or TFF.
     num_clients: The number of clients.
@@ -84,6 +87,10 @@ def create_task(
     partition_seed: The seed of the partition.
     model_seed: The seed of the initial weights.
     train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`, for stock pipelines.
+    precision: 'float32', 'bfloat16' or 'float16', the type in which the model multiplies; weights,
+      optimizer, norms, softmax, loss and metrics are float32 in any case. See `build_model_fns`.
+    validation_share: The share of each client's training examples that becomes the test set, in
+      place of the real one; see `Task.with_validation`. 0 is the default.
     **options: Switches of single tasks and models, and whatever a registered task takes. For CIFAR
       `augmentation` ('per_image', 'per_batch' or 'none'), `padding` ('mean' or 'black') and, of
       resnet18, `pooling` ('global' or 'top_left'); for Shakespeare `crop_windows`, `text` ('tff' or
@@ -107,6 +114,7 @@ def create_task(
     partition_seed=partition_seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
   )
   given = {key: value for key, value in given.items() if value is not None}
   taken = task_arguments(name)
@@ -120,7 +128,15 @@ def create_task(
       given.setdefault(key, seed)
   made = builder(**given)
   if not isinstance(made, task.Task):  # Any `BaselineTask` can be registered.
+    if validation_share:
+      raise ValueError(
+        f'`validation_share` must be 0 for task {name!r}, which is no `Task` of this package, '
+        f'found {validation_share}.'
+      )
     return made
+  if validation_share:
+    made = made.with_validation(validation_share, seed=given.get('partition_seed', seed))
+    given['validation_share'] = validation_share
   arguments = {'name': name, **taken, **given}
   arguments.pop('train_client_spec', None)  # Of stock pipelines; it changes neither data nor model.
   return attrs.evolve(made, arguments=arguments)
@@ -128,5 +144,5 @@ def create_task(
 
 def _builder(name):
   if name not in _BUILDERS:
-    raise ValueError(f'Unknown task {name!r}, known are: {", ".join(task_names())}.')
+    raise ValueError(f'`name` must be one of {", ".join(task_names())}, found {name!r}.')
   return _BUILDERS[name]
