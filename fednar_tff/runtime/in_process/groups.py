@@ -17,7 +17,7 @@ import tensorflow as tf
 from fednar_tff.runtime.in_process import call_options, client_pool, passes, steps, values
 
 # Of what a client sends or keeps: for larger ones, a call from Python costs little.
-_MAX_CLIENT_BYTES = 2**20
+_MAX_CLIENT_BYTES = 2**19
 _MAX_GROUP_BYTES = 2**23
 _MAX_GROUP = 128
 # Long beside the cost of a call, short beside a round.
