@@ -28,23 +28,14 @@ class Run:
   """An iterator over rounds, made by `run`. Iterate, or call `finish`."""
 
   def __init__(
-    self,
-    task,
-    clients,
-    process,
-    state,
-    evaluate,
-    evaluate_sample,
-    directory,
-    states,
-    settings,
-    description,
-    callbacks,
+    self, task, clients, process, state, evaluations, stores, settings, description, callbacks
   ):
     self._task, self._clients = task, clients
     self._process = process
-    self._evaluate, self._evaluate_sample = evaluate, evaluate_sample
-    self._directory, self._client_states = directory, states
+    # On the whole test set, and on the sample that stands for it before the last round.
+    self._evaluate, self._evaluate_sample = evaluations
+    # Each is None if there is none.
+    self._directory, self._client_states = directory, states = stores
     self._settings, self._description = settings, description
     self._callbacks = callbacks
     self._has_ended = False
