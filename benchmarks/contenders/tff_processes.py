@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 from benchmarks import workloads
 from benchmarks.contenders import tff_models
 from fednar_tff import algorithms, optimizers, runtime
-from fednar_tff.runtime import worker_process
+from fednar_tff.runtime.workers import launcher
 
 RunRound = Callable[[], object]
 
@@ -79,7 +79,7 @@ def in_process(workload: workloads.Workload, loop: str) -> RunRound:
 
 def remote(workload: workloads.Workload) -> RunRound:
   """TFF's FedAvg on two workers of TFF that run on this machine."""
-  workers = [worker_process.WorkerProcess() for _ in range(2)]
+  workers = [launcher.WorkerProcess() for _ in range(2)]
   runtime.set_remote_context([f'localhost:{worker.port}' for worker in workers])
   run_round = _tff_fed_avg(workload, 'DATASET_ITERATOR')
   run_round.workers = workers  # They end when nothing refers to them.
