@@ -4,7 +4,6 @@ import pytest
 
 from benchmarks import aims, page, ratios, results, scaling
 
-
 _WHERE = {'commit': 'def5678', 'date': '2026-01-01 00:00 UTC', 'machine': 'a machine'}
 
 
