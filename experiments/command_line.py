@@ -25,15 +25,16 @@ def run(
   """Parses the flags, calls `main` and ends the process.
 
   A `UsageError` is one line on standard error and its own exit status (a wrong flag 2, a run that
-  failed 1, one that diverged 3), Ctrl-C one line and 130; all other errors keep their traceback. With
-  --debug, a `UsageError` has one, too.
+  failed 1, one that diverged 3), Ctrl-C one line and 130; all other errors keep their traceback.
+  With --debug, a `UsageError` has one, too.
 
   Args:
     name: The binary's name, which begins its lines.
     main: What it does.
     help_text: What --help prints; the docstring and the flags of the binary unless given.
     interrupted: What a user is told at Ctrl-C.
-    takes_words: Whether `main` takes a list of the arguments that are no flags; otherwise there may be none.
+    takes_words: Whether `main` takes a list of the arguments that are no flags; otherwise there may
+      be none.
   """
 
   def fail(message, status):
@@ -74,7 +75,8 @@ def run(
     sys.exit(0)
   logging.set_verbosity(logging.WARNING)
   signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-  # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras has no functional models.
+  # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras
+  # has no functional models.
   app.define_help_flags()
   logging.use_absl_handler()
   call(parse(sys.argv))

@@ -3,13 +3,13 @@ r"""Makes tables and figures of run directories, in the form of the paper.
   python -m experiments.report --runs=runs/cpu --output_dir=reports/cpu
   python -m experiments.report --runs=runs/cpu --table=cifar10 --variant=cpu
 
-prints a table for each task and writes it as Markdown, LaTeX and CSV, with the figures as PNG and PDF.
-Settings that are equal in all runs are the title, settings that vary are columns; a cell is the mean
-over seeds and their standard deviation. Beside baseline and NAR stand their paired difference by seed
-with a 95 % confidence interval, and the paper's two numbers where the settings are of its kind. With
---table, the table has the paper's layout, and only its cells. --format=html is one file with all of it,
-report.html in --output_dir or what is printed: tables, figures, settings, runs, partition, clipping; it
-loads nothing from a network.
+prints a table for each task and writes it as Markdown, LaTeX and CSV, with the figures as PNG and
+PDF. Settings that are equal in all runs are the title, settings that vary are columns; a cell is
+the mean over seeds and their standard deviation. Beside baseline and NAR stand their paired
+difference by seed with a 95 % confidence interval, and the paper's two numbers where the settings
+are of its kind. With --table, the table has the paper's layout, and only its cells. --format=html
+is one file with all of it, report.html in --output_dir or what is printed: tables, figures,
+settings, runs, partition, clipping; it loads nothing from a network.
 """
 
 import functools
@@ -63,7 +63,8 @@ def check_flags():
     raise settings_lib.UsageError('--figures needs --output_dir, the folder that they go to.')
   if _VARIANT.value and not _TABLE.value:
     raise settings_lib.UsageError(
-      f'--variant={_VARIANT.value} means nothing without --table; it takes {", ".join(presets.TABLES)}.'
+      f'--variant={_VARIANT.value} means nothing without --table; it takes '
+      f'{", ".join(presets.TABLES)}.'
     )
 
 

@@ -13,7 +13,8 @@ if importlib.util.find_spec('tensorflow_federated') is None:
   )
 
 with warnings.catch_warnings():
-  # A requirement of TFF's uses pkg_resources, which says so at length; the lock files keep a setuptools that has it.
+  # A requirement of TFF's uses pkg_resources, which says so at length; the lock files keep a
+  # setuptools that has it.
   warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
   _nobody_has_chosen_a_runtime = 'tensorflow_federated' not in sys.modules
   import tensorflow_federated as _tff  # noqa: F401

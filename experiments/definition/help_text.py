@@ -1,4 +1,4 @@
-"""What `train --help` prints: the settings by group, with the defaults of each task and algorithm."""
+"""What `train --help` prints: the settings by group, with all their defaults."""
 
 import re
 import textwrap

@@ -17,7 +17,9 @@ from experiments.reading.runs import Run
 
 # An optimizer and an algorithm have a colour each, and no two of them the same.
 _OPTIMIZER_COLORS = {'clip': 'tab:blue', 'nar': 'tab:orange', 'sgd': 'tab:gray'}
-_ALGORITHM_COLORS = ('tab:green', 'tab:red', 'tab:purple', 'tab:brown', 'tab:cyan', 'tab:pink', 'tab:olive', 'black')  # fmt: skip
+_ALGORITHM_COLORS = (
+  'tab:green', 'tab:red', 'tab:purple', 'tab:brown', 'tab:cyan', 'tab:pink', 'tab:olive', 'black',
+)  # fmt: skip
 _OPTIMIZER_STYLES = {'clip': '--', 'nar': '-', 'sgd': ':'}
 _LINE_STYLES = ('-', '--', '-.', ':')
 
@@ -66,7 +68,7 @@ def algorithm_style(algorithm: str, optimizer: str) -> dict:
 
 
 def band(axis: axes_lib.Axes, runs: Sequence[Run], name: str, scale=1.0, **style) -> None:
-  """Plots the mean of a metric over seeds, with a band of one standard deviation if there are several.
+  """Plots the mean of a metric over seeds, with a band of one standard deviation.
 
   A run that diverged is no part of the mean: it is a thin line that ends in a cross.
   """
@@ -173,8 +175,10 @@ def add_legend(page: figure.Figure, handles: dict, explanation: str = '') -> Non
   width = page.get_figwidth()
   longest = max((len(label) for label in handles), default=1)
   page.legend(
-    handles.values(), handles.keys(), title=_wrap(explanation, 15 * width), loc='outside lower center',
-    ncols=max(1, min(len(handles), int(14 * width / (longest + 8)))), fontsize=8, title_fontsize=8, frameon=False,
+    handles.values(), handles.keys(), title=_wrap(explanation, 15 * width),
+    loc='outside lower center',
+    ncols=max(1, min(len(handles), int(14 * width / (longest + 8)))),
+    fontsize=8, title_fontsize=8, frameon=False,
   )  # fmt: skip
 
 
@@ -205,7 +209,8 @@ def to_svg(draw: Callable[[io.BytesIO], None], name: str) -> str:
   """
   buffer = io.BytesIO()
   options = {
-    'savefig.format': 'svg', 'savefig.transparent': True, 'svg.fonttype': 'none', 'svg.hashsalt': name,
+    'savefig.format': 'svg', 'savefig.transparent': True, 'svg.fonttype': 'none',
+    'svg.hashsalt': name,
   }  # fmt: skip
   with matplotlib.rc_context(options):
     draw(buffer)

@@ -80,7 +80,7 @@ def _percent(share):
 
 
 def save(found: Evaluation, folder: pathlib.Path) -> list[pathlib.Path]:
-  """Writes `clients.csv`, `confusion.csv`, `summary.csv` and `evaluation.png`; returns their paths."""
+  """Writes the tables by client, by class and in short, and a picture; returns their paths."""
   folder.mkdir(parents=True, exist_ok=True)
   header, rows = ['client', 'examples', 'accuracy'], []
   personal = {}

@@ -117,7 +117,7 @@ def read_seconds(path: pathlib.Path) -> list[float]:
 
 
 def _read_settings(path):
-  """Returns the settings of a `config.json`; of a run whose settings are not understood, no cell is known."""
+  """Returns the settings of a `config.json`. Without them, the cell of a run is unknown."""
   settings = _read_json(path).get('settings')
   if not isinstance(settings, dict):
     raise DamagedRunError(f'{path} has no settings')
@@ -229,7 +229,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def accuracy(runs: Iterable[Run], statistic: str) -> Spread | None:
-  """Returns the spread of the accuracy over the runs of a cell that finished and did not diverge."""
+  """Returns the spread of the accuracy over the runs of a cell that ended well."""
   return spread([run.accuracy(statistic) for run in runs if run.counts])
 
 

@@ -162,7 +162,7 @@ def refusal(cell: Cell) -> str | None:
 
 
 def is_finished(cell: Cell) -> bool:
-  """Returns whether a cell whose directory can be used has nothing left to do, be it that it diverged."""
+  """Returns whether a cell has nothing left to do, because it is finished or diverged."""
   return directory.is_finished(cell.directory, cell.settings) or directory.has_diverged(
     cell.directory
   )

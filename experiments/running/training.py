@@ -29,7 +29,8 @@ def train(settings, quiet=False):
   directory.check_writable(path)
   settings = {**settings, 'title': settings['title'] or presets.title(settings)}
 
-  # At 2, TensorFlow complains of GPU libraries on each start; the runtime says it where there is a card.
+  # At 2, TensorFlow complains of GPU libraries on each start; the runtime says it where there is a
+  # card.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # Imported only now: flags are checked, and help is shown, without waiting for TensorFlow.
   import fednar_tff
@@ -90,10 +91,8 @@ def _start(settings, seeds, task, process, path, work):
     task,
     process,
     output_dir=path,
-    sampling_seed=seeds.sampling,
-    batch_seed=seeds.batches,
+    seed=seeds,
     **work,
-    share_data=settings['runtime'] == 'in_process',
     client_states_in_memory=settings.get('client_state_storage') != 'disk',
     rounds_per_client_evaluation=settings['rounds_per_client_evaluation'] or None,
     stop_on_divergence=settings['stop_on_divergence'] or None,

@@ -26,7 +26,8 @@ def build_evaluation(
 
   @tf.function
   def update_metrics():
-    # An iterator, since a loop over the dataset itself would become a reduce, which stays on the CPU.
+    # An iterator, since a loop over the dataset itself would become a reduce, which stays on the
+    # CPU.
     for batch in iter(batches):
       model.forward_pass(batch, training=False)
 
@@ -39,7 +40,8 @@ def build_evaluation(
     model.reset_metrics()
     update_metrics()
     unfinalized = model.report_local_unfinalized_metrics()
-    # As plain Python: the finalizers of a Keras model make variables, which a `tf.function` may do only once.
+    # As plain Python: the finalizers of a Keras model make variables, which a `tf.function` may do
+    # only once.
     return collections.OrderedDict(
       (name, float(getattr(finalize, 'python_function', finalize)(unfinalized[name])))
       for name, finalize in model.metric_finalizers().items()

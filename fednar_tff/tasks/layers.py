@@ -11,8 +11,9 @@ PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw operations want it.
 def add(x, y):
   """Returns `x + y` of tensors of equal shape.
 
-  TensorFlow's `+` does not know, where the number of examples is open, that the shapes are equal, and in its gradient
-  computes on the way back what was broadcast. So does its `matmul` of more than two dimensions; see `batch_matmul`.
+  TensorFlow's `+` does not know, where the number of examples is open, that the shapes are equal,
+  and in its gradient computes on the way back what was broadcast. So does its `matmul` of more than
+  two dimensions; see `batch_matmul`.
   """
   return tf.add_n([x, y])
 
@@ -62,8 +63,9 @@ def group_norm(param, x, name, *, groups=2, epsilon=1e-5):
 def _normalise_groups(x, scale, offset, groups, epsilon):
   """Returns `scale (x - m) / sqrt(v + epsilon) + offset`, `m` and `v` mean and variance of a group of an image.
 
-  With its own gradient: TensorFlow's of these means spreads each of them over the map again, with shapes that it
-  computes in every step, which takes a third of all launches of a ResNet's step on a GPU.
+  With its own gradient: TensorFlow's of these means spreads each of them over the map again, with
+  shapes that it computes in every step, which takes a third of all launches of a ResNet's step on a
+  GPU.
   """
   height, width, channels = x.shape[1:]
   in_group = [groups, channels // groups]
@@ -90,11 +92,13 @@ def _normalise_groups(x, scale, offset, groups, epsilon):
     summand = tf.reshape(offset, in_group) - mean * factor
 
     def gradient(upstream):
-      # With z = (x - m) / sqrt(v + epsilon) and u the gradient of the result, by image and channel: the sums of u and of u z.
+      # With z = (x - m) / sqrt(v + epsilon) and u the gradient of the result, by image and channel:
+      # the sums of u and of u z.
       sum_u = by_group(tf.reduce_sum(upstream, axis=[1, 2]))
       sum_ux = by_group(tf.reduce_sum(upstream * x, axis=[1, 2]))
       sum_uz = inverse * (sum_ux - mean * sum_u)
-      # The gradient of x is factor u - inverse (a + b z), a and b the means of scale u and scale u z over a group.
+      # The gradient of x is factor u - inverse (a + b z), a and b the means of scale u and scale u
+      # z over a group.
       share = scale / (height * width * channels // groups)
       a = tf.reduce_sum(share * sum_u, axis=2, keepdims=True)
       b = tf.reduce_sum(share * sum_uz, axis=2, keepdims=True) * inverse
@@ -131,8 +135,9 @@ def nothing_dropped(x):
 def build_dropout(rate, seed):
   """Returns a function that zeroes a share `rate` of what it is given and scales up the rest.
 
-  All its calls draw float32 numbers from one stream of `seed`, the first call from its first part, the second from its second and so on:
-  the same ones on every device. To take a stream of its own for each call would be 9 operations more.
+  All its calls draw float32 numbers from one stream of `seed`, the first call from its first part,
+  the second from its second and so on: the same ones on every device. To take a stream of its own
+  for each call would be 9 operations more.
   """
   if not rate:
     return nothing_dropped

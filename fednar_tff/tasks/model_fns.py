@@ -48,7 +48,8 @@ class _Parameter(NamedTuple):
 class _Inlined:
   """What TFF takes for a `tf.function`, but which becomes a part of the function that calls it, and is not converted by AutoGraph.
 
-  TFF's model calls it in a function of its own; a second one around it would only be in the way of XLA.
+  TFF's model calls it in a function of its own; a second one around it would only be in the way of
+  XLA.
   """
 
   def __init__(self, fn: Callable[..., Any]):

@@ -111,7 +111,9 @@ def encode(text: bytes) -> np.ndarray:
 
 
 def encode_last_window(texts: tf.Tensor) -> tf.Tensor:
-  """Returns the codes of the last `WINDOW` characters of each text; a shorter one has spaces before it.
+  """Returns the codes of the last `WINDOW` characters of each text.
+
+  A shorter text has spaces before it.
 
   Args:
     texts: Strings `[batch]`.
@@ -148,7 +150,7 @@ def _choose_roles(codes, num_clients, seed):
   )
   if not 1 <= num_clients <= len(eligible):
     raise ValueError(
-      f'num_clients must be between 1 and {len(eligible)}, the number of roles with enough text, '
+      f'`num_clients` must be between 1 and {len(eligible)}, the number of roles with enough text, '
       f'found {num_clients}.'
     )
   return sorted(eligible, key=lambda role: _digest(f'role/{seed}/{role}'))[:num_clients]

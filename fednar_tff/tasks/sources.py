@@ -154,7 +154,7 @@ def _database_path(name, folder):
 
 
 def _is_prepared_in_part(path):
-  """Whether a folder of tfds holds data; a download that failed leaves empty folders and unfinished ones."""
+  """Returns whether a folder of tfds holds data: a download that failed leaves folders, too."""
   files = (file.relative_to(path) for file in pathlib.Path(path).rglob('*') if file.is_file())
   return any(not any('.incomplete' in part for part in file.parts) for file in files)
 
@@ -167,7 +167,10 @@ def _reason(error):
 
 
 def _check_connection(name, folder):
-  """Raises a `ConnectionError` if the server of a data set of tfds cannot be reached, which tfds itself tries for minutes."""
+  """Raises a `ConnectionError` if the server of a data set of tfds cannot be reached.
+
+  tfds itself would try for minutes.
+  """
   import tensorflow_datasets as tfds
 
   downloads = pathlib.Path(folder, 'downloads')

@@ -97,7 +97,7 @@ def problem():
 
 def _take_round(process, state, client_states, clients, data):
   """Runs one round of any process; the states of its clients, if they have any, are put into `client_states`."""
-  if not isinstance(process, algorithms.ScaffoldProcess):
+  if not algorithms.has_client_states(process):
     return process.next(state, data)
   states = [client_states.get(i, process.initial_client_state()) for i in clients]
   state, states, metrics = process.next(state, states, data)

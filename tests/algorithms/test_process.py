@@ -117,7 +117,7 @@ def test_registry_has_all_algorithms():
 
 def test_registry_lists_the_known_names():
   known = 'fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm, fed_dyn, centralized'
-  with pytest.raises(ValueError, match=f"Unknown algorithm 'fedavg'; known are {known}"):
+  with pytest.raises(ValueError, match=f"`name` must be one of {known}, found 'fedavg'"):
     algorithms.get_builder('fedavg')
 
 

@@ -33,9 +33,8 @@ def test_diverged_run_ends_with_a_status_a_line_and_a_mark(tmp_path):
   *warnings, line = result.stderr.strip().splitlines()
   assert line.startswith(f'train: {path}: The run has diverged: in 5 rounds in a row')
   assert 'learning rate' in line
-  assert sum('no client' in w.lower() for w in warnings) == 1, (
-    result.stderr
-  )  # Once, not in every round.
+  # Once, not in every round.
+  assert sum('no client' in w.lower() for w in warnings) == 1, result.stderr
   found = json.loads((path / 'result.json').read_text())
   assert found['diverged'] is True and found['rounds'] < 30
   header, *rows = (path / 'metrics.csv').read_text().splitlines()

@@ -61,9 +61,8 @@ def assert_killed_run_ends_like_an_uninterrupted_one(arguments, tmp_path, num_ki
   kill_at_random_moments(arguments, killed, num_kills, total_rounds, random.Random(0))
   result = call(*arguments, f'--output_dir={killed}')
   assert result.returncode == 0, result.stderr
-  assert (killed / 'result.json').read_text() == (
-    whole / 'result.json'
-  ).read_text()  # It has the weights' hash.
+  # It has the weights' hash.
+  assert (killed / 'result.json').read_text() == (whole / 'result.json').read_text()
   assert (killed / 'metrics.csv').read_bytes() == (whole / 'metrics.csv').read_bytes()
   if '--algorithm=scaffold' in arguments:
     assert latest_client_states(killed) == latest_client_states(whole)

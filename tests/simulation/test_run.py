@@ -406,7 +406,7 @@ def test_a_disk_that_is_full_for_client_states_is_a_clear_error(
 
 
 def test_a_round_that_fits_no_memory_is_refused_at_once(task, processes):
-  with pytest.raises(ValueError, match='local_steps must be at most [0-9]+ .*found 100000000'):
+  with pytest.raises(ValueError, match='`local_steps` must be at most [0-9]+ .*found 100000000'):
     start(task, processes['fed_avg'], local_steps=100_000_000)
 
 

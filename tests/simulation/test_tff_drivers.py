@@ -260,7 +260,7 @@ def test_bad_input_is_one_line(task, processes, tmp_path):
     data_source.selection_fn(7)
   with pytest.raises(ValueError, match='`k`, the number of clients, must be given'):
     data_source.iterator().select()
-  with pytest.raises(ValueError, match='exactly one of local_steps and local_epochs'):
+  with pytest.raises(ValueError, match='Exactly one of `local_steps` and `local_epochs`'):
     simulation.build_data_source(task, process, batch_size=10)
   other = simulation.build_data_source(task, process, **{**DATA, 'batch_size': 5})
   message = 'other data: batch_size 5 there, 10 now. Choose another directory'
