@@ -31,7 +31,7 @@ def build_evaluation(
     for batch in iter(batches):
       model.forward_pass(batch, training=False)
 
-  def evaluate(weights):
+  def evaluate(weights: tff.learning.models.ModelWeights) -> collections.OrderedDict[str, float]:
     tf.nest.map_structure(
       lambda v, w: v.assign(w),
       tf.nest.flatten([list(variables.trainable), list(variables.non_trainable)]),
@@ -47,8 +47,6 @@ def build_evaluation(
       for name, finalize in model.metric_finalizers().items()
     )
 
-  evaluate.metric_names = list(model.metric_finalizers())
-  evaluate.variable_names = checkpoints.variable_names(
-    [*variables.trainable, *variables.non_trainable]
-  )
+  names = checkpoints.variable_names([*variables.trainable, *variables.non_trainable])
+  vars(evaluate).update(metric_names=list(model.metric_finalizers()), variable_names=names)
   return evaluate
