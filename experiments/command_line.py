@@ -1,5 +1,6 @@
 """What all binaries share: help without side effects, and one line for what a user can mend."""
 
+import logging as standard_logging
 import os
 import signal
 import sys
@@ -12,7 +13,8 @@ from absl import app, flags, logging
 from experiments.definition.settings import UsageError
 
 _DEBUG = flags.DEFINE_boolean('debug', False, 'Show the traceback of an error.')
-_HELP = ('-h', '-help', '--help')
+_HELP = ('-h', '-help', '--help', '-helpshort', '--helpshort')
+_FULL_HELP = ('-helpfull', '--helpfull')
 
 
 def run(
@@ -63,10 +65,12 @@ def run(
     except BrokenPipeError:
       _end_unread()
 
-  if any(argument in _HELP for argument in sys.argv[1:]):
+  app.define_help_flags()
+  if any(argument in (*_HELP, *_FULL_HELP) for argument in sys.argv[1:]):
+    is_full = any(argument in _FULL_HELP for argument in sys.argv[1:])
     try:
-      if help_text is None:
-        app.usage(shorthelp=True, writeto_stdout=True)
+      if help_text is None or is_full:
+        app.usage(shorthelp=not is_full, writeto_stdout=True)
       else:
         print(help_text())
       sys.stdout.flush()
@@ -77,8 +81,9 @@ def run(
   signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
   # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras
   # has no functional models.
-  app.define_help_flags()
   logging.use_absl_handler()
+  formatter = standard_logging.Formatter(f'{name}: %(levelname)s: %(message)s')
+  logging.get_absl_handler().setFormatter(formatter)
   call(parse(sys.argv))
 
 

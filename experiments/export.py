@@ -49,6 +49,7 @@ def main():
   if output is not None and os.path.lexists(output):
     raise UsageError(f'--output={output} exists already; choose another place.')
   directory.read_run_config(_RUN.value)
+  directory.check_writable(output or _RUN.value, 'output')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   from experiments.running import loading  # Only now: TensorFlow takes its time.
   from fednar_tff import simulation

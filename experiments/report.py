@@ -20,7 +20,7 @@ import sys
 from absl import flags
 
 from experiments import command_line
-from experiments.definition import presets
+from experiments.definition import help_text, presets
 from experiments.definition import settings as settings_lib
 from experiments.reading import grouping, runs, tables
 
@@ -49,6 +49,11 @@ _FIGURES = flags.DEFINE_list(
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Where tables and figures are written; without it, the table is only printed.'
 )
+_GROUPS = {
+  'Which runs': ('runs', 'table', 'variant', 'statistic'),
+  'As what, and where to': ('format', 'figures', 'output_dir'),
+  'Of this command': ('debug',),
+}
 
 
 def check_flags():
@@ -221,4 +226,4 @@ def main():
 
 
 if __name__ == '__main__':
-  command_line.run('report', main)
+  command_line.run('report', main, help_text=lambda: help_text.grouped(__doc__, _GROUPS))

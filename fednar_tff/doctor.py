@@ -12,7 +12,7 @@ import sys
 import time
 
 from fednar_tff import argument_parser
-from fednar_tff.tasks import sources
+from fednar_tff.tasks import precision, sources
 
 _PACKAGES = (
   'tensorflow',
@@ -63,8 +63,8 @@ result = run_round(0.0, data)
 second = time.monotonic()
 run_round(0.0, data)
 assert abs(result - 1.0) < 1e-6, f'a round gave {result} where it must give 1.0'
-print(f'first round {second - first:.1f} s, second {time.monotonic() - second:.3f} s, '
-      f'{runtime.describe().get("executes_on") or runtime.describe()["devices"]}')
+devices = runtime.describe().get('executes_on') or runtime.describe()['devices']
+print(f'first round {second - first:.1f} s, second {time.monotonic() - second:.3f} s, on {", ".join(devices)}')
 """
 
 
@@ -190,6 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
   print(
     '\nData sets (digits and synthetic need none):', *describe_data(options.data_dir), sep='\n  '
   )
+  print(f'\nPrecision: {precision.describe_speed("bfloat16")}')
   print('\nA federated round on each runtime:', flush=True)
   works = {}
   for name in _RUNTIMES:

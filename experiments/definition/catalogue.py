@@ -38,7 +38,7 @@ def _by_name(*options: Option) -> dict[str, Option]:
 
 
 def _task(name: str, models: tuple[str, ...], **settings: Any) -> Option:
-  own = {'model': models[0], 'validation_share': 0.0, **settings}
+  own = {'model': models[0], 'precision': 'float32', 'validation_share': 0.0, **settings}
   return Option(name, own, models=models)
 
 

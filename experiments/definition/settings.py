@@ -96,6 +96,9 @@ SETTINGS = (
   Setting('dropout', float, 'task',
     'The share of activations that training drops.', range='fraction'),
   Setting('input_dropout', bool, 'task', 'Whether the embedded input is dropped, too.'),
+  Setting('precision', ('float32', 'bfloat16', 'float16'), 'task',
+    'The type in which the model multiplies; weights, optimizer, norms, softmax, loss and metrics '
+    'are float32 in any case. bfloat16 is for CPUs and GPUs that have it, float16 for GPUs.'),
   Setting('validation_share', float, 'task',
     "The share of each client's training examples that is held out, and evaluated on in place of "
     "the test set: choose settings by it.", range='fraction'),
@@ -170,7 +173,10 @@ SETTINGS = (
   Setting('clients_per_round', int, 'run',
     'How many clients take part in a round.', 10, 'positive'),
   Setting('rounds_per_evaluation', int, 'run',
-    'How often the whole test set is evaluated.', 10, 'positive'),
+    'How often the test set is evaluated.', 10, 'positive'),
+  Setting('evaluation_examples', int, 'run',
+    'How many test examples are evaluated before the last round, the same ones in all runs; 0 for '
+    'all. The last round takes the whole test set.', 0, 'nonnegative'),
   Setting('rounds_per_client_evaluation', int, 'run',
     "How often all clients' accuracies on their own training examples are measured; 0 for never.",
     0, 'nonnegative'),

@@ -25,11 +25,11 @@ def plot_run(run: runs.Run, path: pathlib.Path) -> None:
   axes[0].plot(rounds, 100 * np.array(values), marker='.')
   axes[0].set_ylabel(_ACCURACY)
   for name in ('train_loss', 'test_loss'):
-    axes[1].plot(*run.series(name), label=name.replace('_', ' '))
+    drawing.plot_line(axes[1], *run.series(name), label=name.replace('_', ' '))
   axes[1].set_ylabel('loss')
-  rounds, clipped = run.series('clipped_steps')
   total = dict(zip(*run.series('total_steps')))
-  axes[2].plot(rounds, [100 * c / max(total.get(r, 0), 1) for r, c in zip(rounds, clipped)])
+  shares = {r: 100 * c / total[r] for r, c in zip(*run.series('clipped_steps')) if total.get(r)}
+  drawing.plot_line(axes[2], list(shares), list(shares.values()))
   axes[2].set_ylabel('clipped steps (%)')
   axes[2].set_ylim(-2, 102)
   for axis in axes:

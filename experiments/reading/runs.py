@@ -155,6 +155,8 @@ def _read_metrics(path):
         if None in row or None in row.values():
           raise DamagedRunError(f'{path}, line {number} has not as many values as there are names')
         rows.append({name: float(value) for name, value in row.items() if value})
+        if rows[-1].get('total_steps') == 0:  # No client was finite, so there is no share, either.
+          rows[-1].pop('clipped_steps', None)
         if not rows[-1].get('clipped_steps'):
           rows[-1].pop('mean_clipped_norm', None)  # A mean over no steps is missing, not zero.
         before = rows[-2]['round_num'] if len(rows) > 1 else -1

@@ -14,15 +14,17 @@ class DivergedError(RuntimeError):
   """No client had a finite update for too many rounds in a row; the message says what to change.
 
   Attributes:
+    reason: What happened, and what to try, without a full stop.
     round_num: The number of rounds done.
     diverged_rounds: How many of them in a row, up to the last, were without a finite client.
   """
 
   def __init__(self, round_num: int, diverged_rounds: int):
-    super().__init__(
+    self.reason = (
       f'The run has diverged: in {diverged_rounds} rounds in a row, up to round {round_num}, '
-      f'no client had a finite update. Try {REMEDY}; `stop_on_divergence=None` goes on.'
+      f'no client had a finite update. Try {REMEDY}'
     )
+    super().__init__(f'{self.reason}; `stop_on_divergence=None` goes on.')
     self.round_num = round_num
     self.diverged_rounds = diverged_rounds
 

@@ -9,6 +9,7 @@ import psutil
 _SECONDS_BETWEEN_LINES = 30.0
 _LINES = 20  # A line for every 5 % of the rounds.
 _GIGABYTE = 2**30
+_WIDTH = 8  # Of the column of a loss.
 
 
 def show(rounds: Any, total_rounds: int, title: str = '', quiet: bool = False) -> None:
@@ -97,8 +98,8 @@ class PlainReport:
     left = _duration(seconds_a_round * (self._total - round_num)) if is_known else '-'
     parts = [
       f'round {round_num:{len(str(self._total))}}/{self._total}',
-      f'train loss {_number(metrics.get("train_loss"), ".4f"):>8}',
-      f'test loss {_number(metrics.get("test_loss"), ".4f"):>8}',
+      f'train loss {_number(metrics.get("train_loss"), ".4f"):>{_WIDTH}}',
+      f'test loss {_number(metrics.get("test_loss"), ".4f"):>{_WIDTH}}',
       f'test accuracy {_number(metrics.get("test_accuracy"), ".1%"):>6}',
       f'clipped {_number(clipped_share(metrics), ".0%"):>4}',
       f'{seconds_a_round:8.3f} s a round',
@@ -116,7 +117,15 @@ def clipped_share(metrics: Mapping[str, Any]) -> float | None:
 
 
 def _number(value: Any, form: str) -> str:
-  return '-' if value is None else format(float(value), form)
+  """Returns a number in a form, or in short if that is wider than its column.
+
+  >>> _number(2.5, '.4f'), _number(1e21, '.4f'), _number(0.5, '.1%'), _number(None, '.4f')
+  ('2.5000', '1.00e+21', '50.0%', '-')
+  """
+  if value is None:
+    return '-'
+  text = format(float(value), form)
+  return text if len(text) <= _WIDTH else f'{float(value):.2e}'
 
 
 def _duration(seconds: float) -> str:

@@ -36,6 +36,7 @@ class Run:
     process: Any,
     state: Any,
     evaluate: Any,
+    evaluate_sample: Any,
     directory: Any,
     states: client_states_lib.ClientStates | None,
     settings: settings_lib.Settings,
@@ -43,7 +44,8 @@ class Run:
     callbacks: Sequence[callbacks_lib.Callback],
   ):
     self._task, self._clients = task, clients
-    self._process, self._evaluate = process, evaluate
+    self._process = process
+    self._evaluate, self._evaluate_sample = evaluate, evaluate_sample
     self._directory, self._client_states = directory, states
     self._settings, self._description = settings, description
     self._callbacks = callbacks
@@ -219,7 +221,10 @@ class Run:
       metrics = round_metrics.without_client_means(metrics)
     evaluated = done % settings.rounds_per_evaluation == 0 or done == settings.total_rounds
     metrics.update(
-      self._test_metrics(self._process.get_model_weights(state) if evaluated else None)
+      self._test_metrics(
+        self._process.get_model_weights(state) if evaluated else None,
+        whole_set=done == settings.total_rounds,
+      )
     )
     metrics.update(self._client_metrics(state, done))
     seconds = time.perf_counter() - start
@@ -254,12 +259,13 @@ class Run:
       latest = self._latest
       self._client_states.put(latest.client_ids, latest.client_states, latest.round_num)
 
-  def _test_metrics(self, weights):
+  def _test_metrics(self, weights, whole_set):
     """Returns the test metrics of some weights; for None, their names without values."""
     if weights is None:
       values = dict.fromkeys(self._evaluate.metric_names)
     else:
-      values = {k: np.float32(v) for k, v in self._evaluate(weights).items()}
+      evaluate = self._evaluate if whole_set else self._evaluate_sample
+      values = {k: np.float32(v) for k, v in evaluate(weights).items()}
     return {f'test_{k}': v for k, v in values.items()}
 
   def _client_metrics(self, state, round_num):

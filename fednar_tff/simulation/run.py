@@ -4,12 +4,14 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from absl import logging
+
 from fednar_tff import algorithms
 from fednar_tff.simulation import callbacks as callbacks_lib
 from fednar_tff.simulation import client_states as client_states_lib
 from fednar_tff.simulation import data_source, evaluation, rounds, seeds, storage
 from fednar_tff.simulation import settings as settings_lib
-from fednar_tff.tasks import Task
+from fednar_tff.tasks import Task, describe_speed, is_slow
 
 
 def run(
@@ -25,6 +27,7 @@ def run(
   sampling_seed: int | None = None,
   batch_seed: int | None = None,
   rounds_per_evaluation: int = 10,
+  evaluation_examples: int | None = None,
   rounds_per_client_evaluation: int | None = None,
   rounds_per_checkpoint: int = 50,
   output_dir: str | pathlib.Path | None = None,
@@ -54,7 +57,10 @@ def run(
       them.
     sampling_seed: Decides which clients take part.
     batch_seed: Decides the batches, dropout and augmentation.
-    rounds_per_evaluation: How often the whole test set is evaluated; the last round always is.
+    rounds_per_evaluation: How often the test set is evaluated; the last round always is.
+    evaluation_examples: How many test examples are evaluated in rounds before the last, a fixed
+      sample that is the same in all runs; None means all. The last round is always evaluated on the
+      whole test set.
     rounds_per_client_evaluation: How often all clients' accuracies on their own training examples
       are measured, as `client_accuracy_mean`, `_deviation` and `_worst_tenth`, see
       `summarize_clients`, each client counting the same; None means never, otherwise the last round
@@ -106,6 +112,7 @@ def run(
     local_epochs=local_epochs,
     seeds=all_seeds,
     rounds_per_evaluation=rounds_per_evaluation,
+    evaluation_examples=evaluation_examples,
     rounds_per_client_evaluation=rounds_per_client_evaluation,
     rounds_per_checkpoint=rounds_per_checkpoint,
     packed=clients.packed,
@@ -124,8 +131,25 @@ def run(
       None if directory is None else directory.path / 'client_states.sqlite',
       keep_in_memory=client_states_in_memory,
     )
-  evaluate = evaluation.build_evaluation(task.model_fn, task.datasets.get_centralized_test_data())
-  watchers = tuple(callbacks)
+  precision = settings_lib.unusual_precision(task)
+  if precision is not None and is_slow(precision):
+    logging.warning('%s.', describe_speed(precision))
+  test_data = task.datasets.get_centralized_test_data()
+  evaluate = evaluate_sample = evaluation.build_evaluation(task.model_fn, test_data)
+  if evaluation_examples is not None:
+    evaluate_sample = evaluation.build_evaluation(
+      task.model_fn, test_data, num_examples=evaluation_examples
+    )
   return rounds.Run(
-    task, clients, process, state, evaluate, directory, states, settings, description, watchers
+    task,
+    clients,
+    process,
+    state,
+    evaluate,
+    evaluate_sample,
+    directory,
+    states,
+    settings,
+    description,
+    tuple(callbacks),
   )

@@ -16,6 +16,7 @@ class Settings(NamedTuple):
   local_epochs: int | None
   seeds: seeds.Seeds
   rounds_per_evaluation: int
+  evaluation_examples: int | None
   rounds_per_client_evaluation: int | None
   rounds_per_checkpoint: int
   packed: bool
@@ -25,7 +26,7 @@ class Settings(NamedTuple):
     """Raises a `ValueError` if a number of rounds is out of range."""
     for name in ('total_rounds', 'rounds_per_evaluation', 'rounds_per_checkpoint'):
       _check_positive(name, getattr(self, name), 'a positive integer')
-    for name in ('rounds_per_client_evaluation', 'stop_on_divergence'):
+    for name in ('evaluation_examples', 'rounds_per_client_evaluation', 'stop_on_divergence'):
       if getattr(self, name) is not None:
         _check_positive(name, getattr(self, name), 'a positive integer or None')
 
@@ -47,11 +48,19 @@ def describe(task: Task, process: Any, state: Any, settings: Settings) -> dict[s
     'batch_seed': settings.seeds.batches,
     'rounds_per_evaluation': settings.rounds_per_evaluation,
     'packed': settings.packed,
+    **_if_given('evaluation_examples', settings.evaluation_examples),
     **_if_given('rounds_per_client_evaluation', settings.rounds_per_client_evaluation),
+    **_if_given('precision', unusual_precision(task)),
     **{name: str(value) for name, value in hparams.items()},
     'partition of the data': task.partition.hash,
     'type of the state (model or algorithm)': str(process.initialize.type_signature.result),
   }
+
+
+def unusual_precision(task: Task) -> str | None:
+  """Returns the precision of a task's model if it is not float32."""
+  precision = getattr(task, 'precision', 'float32')
+  return None if precision == 'float32' else precision
 
 
 def _if_given(name: str, value: Any) -> dict[str, Any]:

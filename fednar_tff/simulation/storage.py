@@ -105,14 +105,24 @@ class RunDirectory:
     self._checkpoints = tff.program.FileProgramStateManager(
       self.path / 'checkpoints', keep_total=_CHECKPOINTS_KEPT, keep_first=False
     )
-    self._metrics = self._csv('metrics.csv')
-    self._timing = self._csv('timing.csv')
+    try:
+      self._metrics = self._csv('metrics.csv')
+      self._timing = self._csv('timing.csv')
+    except BaseException:
+      self.close()
+      raise
     self._events = tff.program.TensorBoardReleaseManager(self.path / 'events')
 
   def _csv(self, name):
-    return tff.program.CSVFileReleaseManager(
-      self.path / name, save_mode=tff.program.CSVSaveMode.APPEND, key_fieldname=_KEY
-    )
+    try:
+      return tff.program.CSVFileReleaseManager(
+        self.path / name, save_mode=tff.program.CSVSaveMode.APPEND, key_fieldname=_KEY
+      )
+    except (tff.program.CSVKeyFieldnameNotFoundError, ValueError) as e:
+      raise RunDirectoryError(
+        f'{self.path / name} is damaged: it must begin with a line of names, {_KEY} among them, and '
+        'end with a round. Choose another directory.'
+      ) from e
 
   def _check_description(self):
     """Compares a run with the one that is here; nothing is touched before."""

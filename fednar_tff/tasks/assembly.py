@@ -61,6 +61,7 @@ def assemble(
   seed: int,
   model_seed: int,
   train_client_spec: Any,
+  precision: str,
   needs_seed: bool = False,
   raw_input: task.RawInput | None = None,
   keras_model_fn: Any = None,
@@ -73,7 +74,7 @@ def assemble(
   input_spec = tf.nest.map_structure(spec_of, train)
   if needs_seed:
     input_spec['x'][step_seeds.SEED_KEY] = tf.TensorSpec([2], tf.int32)
-  model_fn, functional_model_fn = models.build_model_fns(network, input_spec, model_seed)
+  model_fn, functional_model_fn = models.build_model_fns(network, input_spec, model_seed, precision)
   return task_builder.build_task(
     name,
     train=train,
@@ -85,4 +86,5 @@ def assemble(
     keras_model_fn=keras_model_fn,
     train_client_spec=train_client_spec,
     seed=seed,
+    precision=precision,
   )

@@ -35,6 +35,7 @@ def build_cifar10(
   partition_seed=0,
   model_seed=0,
   train_client_spec=None,
+  precision='float32',
   augmentation='per_image',
   padding='mean',
   pooling=None,
@@ -58,8 +59,9 @@ def build_cifar10(
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
     needs_seed=True,
-    **_outside_of_training('cifar10', model, pooling),
+    **_outside_of_training('cifar10', model, pooling, precision),
   )
 
 
@@ -70,6 +72,7 @@ def build_cifar100(
   data_dir=None,
   model_seed=0,
   train_client_spec=None,
+  precision='float32',
   augmentation='per_image',
   padding='mean',
   pooling=None,
@@ -89,8 +92,9 @@ def build_cifar100(
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
     needs_seed=True,
-    **_outside_of_training('cifar100', model, pooling),
+    **_outside_of_training('cifar100', model, pooling, precision),
   )
 
 
@@ -100,7 +104,7 @@ def _examples(split):
   )
 
 
-def _outside_of_training(name, model, pooling):
+def _outside_of_training(name, model, pooling, precision):
   """Returns what the trained model takes, and its form in Keras."""
   mean, deviation = (255.0 * np.array(s) for s in STATISTICS[name])
   shape = [_SIDE, _SIDE, 3]
@@ -109,7 +113,12 @@ def _outside_of_training(name, model, pooling):
       tf.TensorSpec([None, *shape], tf.uint8), lambda raw: collections.OrderedDict(image=raw)
     ),
     'keras_model_fn': keras_models.of_images(
-      model, shape, offset=mean, scale=deviation, pooling=pooling or 'global'
+      model,
+      shape,
+      offset=mean,
+      scale=deviation,
+      pooling=pooling or 'global',
+      precision=precision,
     ),
   }
 

@@ -15,7 +15,7 @@ from fednar_tff.tasks.layers import conv as conv
 from fednar_tff.tasks.layers import dense as dense
 from fednar_tff.tasks.layers import group_norm as group_norm
 from fednar_tff.tasks.layers import layer_norm as layer_norm
-from fednar_tff.tasks.layers import mean_of_map, nothing_dropped
+from fednar_tff.tasks.layers import mean_of_map
 from fednar_tff.tasks.model_fns import build_model_fns as build_model_fns
 from fednar_tff.tasks.transformer import attention as attention
 from fednar_tff.tasks.transformer import build_transformer as build_transformer
@@ -37,10 +37,10 @@ def build_mlp(
   """
 
   def mlp(param, x, training):
-    drop = nothing_dropped
+    seed = None
     if dropout_rate:
       x, seed = x['features'], x['seed']
-      drop = build_dropout(dropout_rate if training else 0.0, seed)
+    drop = build_dropout(dropout_rate if training else 0.0, seed)
     x = tf.reshape(x, [-1, x.shape[1:].num_elements()])
     for i, width in enumerate(hidden):
       x = drop(tf.nn.relu(dense(param, x, width, f'hidden{i}')))

@@ -32,6 +32,7 @@ def build_shakespeare(
   partition_seed=0,
   model_seed=0,
   train_client_spec=None,
+  precision='float32',
   crop_windows=True,
   text='tff',
   dropout=0.1,
@@ -96,6 +97,7 @@ def build_shakespeare(
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
     needs_seed=True,
     raw_input=task.RawInput(
       tf.TensorSpec([None], tf.string),
@@ -103,7 +105,9 @@ def build_shakespeare(
         tokens=encode_last_window(_leaf_text_in_graph(raw) if text == 'leaf' else raw)
       ),
     ),
-    keras_model_fn=keras_models.of_codes(WINDOW, VOCABULARY_SIZE, causal=prediction == 'every'),
+    keras_model_fn=keras_models.of_codes(
+      WINDOW, VOCABULARY_SIZE, causal=prediction == 'every', precision=precision
+    ),
   )
 
 

@@ -44,6 +44,7 @@ class Task(tff.simulation.baselines.BaselineTask):
       layers that takes raw examples, or None.
     arguments: What `create_task` made it with, defaults included, or None if it was made in another
       way.
+    precision: The type in which the model multiplies; see `build_model_fns`.
   """
 
   name: str
@@ -52,6 +53,7 @@ class Task(tff.simulation.baselines.BaselineTask):
   raw_input: RawInput
   keras_model_fn: Callable[[Mapping[str, np.ndarray]], tf.keras.Model] | None = None
   arguments: Mapping[str, Any] | None = None
+  precision: str = 'float32'
   _arrays: Any = attrs.field(alias='arrays', repr=False, kw_only=True)
   _position: dict = attrs.field(init=False, repr=False)
 

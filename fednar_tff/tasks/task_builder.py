@@ -24,6 +24,7 @@ def build_task(
   train_client_spec: tff.simulation.baselines.ClientSpec | None = None,
   eval_batch_size: int = 500,
   seed: int = 0,
+  precision: str = 'float32',
 ) -> task.Task:
   """Builds a task from arrays, a partition and a model.
 
@@ -44,6 +45,7 @@ def build_task(
       their own numbers.
     eval_batch_size: The batch size of `datasets.get_centralized_test_data()`.
     seed: The seed of `datasets.train_preprocess_fn`.
+    precision: The type in which the model multiplies, which is a part of a run's identity.
 
   Returns:
     A `Task`.
@@ -100,5 +102,6 @@ def build_task(
     raw_input=raw_input
     or task.RawInput(step_seeds.without_seed(step_seeds.x_of(input_spec)), lambda raw: raw),
     keras_model_fn=keras_model_fn,
+    precision=precision,
     arrays=train,
   )

@@ -147,6 +147,10 @@ def files_of(path):
     ('{"settings": {"ta', 'config.json is damaged (JSONDecodeError: '),
     ('{"environment": {}}', "config.json is damaged (KeyError: 'settings'). Choose another"),
     ('[]', 'config.json is damaged (TypeError: '),
+    (
+      json.dumps({'settings': parsing.parse(SMALL)}),
+      'config.json is damaged: it has no partition_hash. Choose another',
+    ),
   ],
 )
 def test_damaged_config_is_one_line(damage, message, tmp_path):
@@ -381,7 +385,7 @@ def test_tables_and_figures_by_name(arguments, count, tmp_path):
     (['--table=cifar10', '--algorithms='], '--algorithms=: the cells have fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm.'),
     (['--table=cifar10', '--set=weight_decay'], "--set takes name=value or name=a,b,c, found 'weight_decay'."),
     (['--table=cifar10', '--set=weight_decai=1'], "--set takes a setting of `train`, found 'weight_decai=1'."),
-    (['--table=cifar10', '--set=seed=1'], "--set takes a setting of `train`, found 'seed=1'; --seed is a flag of its own."),
+    (['--table=cifar10', '--set=seed=1'], "--set takes a setting of `train`, found 'seed=1'; --seeds is a flag of its own."),
     (['--table=shakespeare', '--set=weight_decay=-1'], 'paper/shakespeare_fed_avg_clip_wd0.0001_weight_decay-1_seed0: --weight_decay=-1.0 is out of range: it takes a nonnegative number.'),
     (['--table=cifar10', '--output_dir=/dev/null/x'], '--output_dir=/dev/null/x cannot be written: Not a directory.'),
     (['please'], "'please' is not a flag; all arguments are --name=value."),

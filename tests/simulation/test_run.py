@@ -506,3 +506,13 @@ def test_a_directory_that_cannot_be_written_is_named(task, processes, tmp_path):
     simulation.RunDirectoryError, match='Cannot write to .*/file/run: Not a direc'
   ):
     start(task, processes['fed_avg'], tmp_path / 'file' / 'run')
+
+
+@pytest.mark.parametrize('content', ['x\n', 'round_num,loss\nlast,1.0\n'], ids=['names', 'round'])
+def test_damaged_metrics_are_one_line_and_stay_as_they_are(task, processes, tmp_path, content):
+  (tmp_path / 'metrics.csv').write_text(content)
+  for _ in range(2):  # The second time, the directory is not in use.
+    with pytest.raises(simulation.RunDirectoryError, match='metrics.csv is damaged: it must ') as e:
+      start(task, processes['fed_avg'], tmp_path)
+    assert '\n' not in str(e.value)
+  assert (tmp_path / 'metrics.csv').read_text() == content
