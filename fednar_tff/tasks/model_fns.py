@@ -159,7 +159,7 @@ def build_model_fns(
 
 def _trace_parameters(network, x_spec, seed, dtype):
   """Finds a network's parameters by running it once on symbolic inputs."""
-  parameters = []
+  parameters: list[_Parameter] = []
 
   def param(name, shape, bound=0.0, center=0.0, deviation=0.0, like=None):
     position = [p.name for p in parameters].index(like) if like else len(parameters)
