@@ -41,8 +41,8 @@ class BatchMaker:
 
     Args:
       arrays: A structure of arrays whose first dimension counts examples; only their types count.
-      finish: Makes of the examples of a batch and the seed of its step what the model takes; None if
-        these are the examples.
+      finish: Makes of the examples of a batch and the seed of its step what the model takes; None
+        if these are the examples.
     """
     self._finish = finish
     self._spec = tf.nest.map_structure(

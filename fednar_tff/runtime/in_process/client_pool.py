@@ -63,7 +63,7 @@ class ClientPool:
     """
     self.devices = tuple(devices)
     # Where clients really ran, which only those know who look at their results.
-    self.clients_by_device = collections.Counter()
+    self.clients_by_device: collections.Counter[str] = collections.Counter()
     threads_per_device = -(-num_threads // len(devices))
     self.num_threads = threads_per_device * len(devices)
     self._executors = [
@@ -101,7 +101,9 @@ class ClientPool:
       ClientError: If `fn` raises an exception.
     """
     window = 2 * self.num_threads
-    under_way = collections.deque()
+    under_way: collections.deque[tuple[int, concurrent.futures.Future[_Result]]] = (
+      collections.deque()
+    )
     start = 0
     try:
       while start < num_clients or under_way:

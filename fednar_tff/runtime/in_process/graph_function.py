@@ -5,6 +5,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -158,7 +159,7 @@ class GraphFunction:
     self.reduces_on_host = any(node.op == 'ReduceDataset' for node in _all_nodes(graph_def))
     has_temporary_variables = any(node.op == 'TemporaryVariable' for node in _all_nodes(graph_def))
     self.can_be_part = not has_temporary_variables
-    self._turn = _temporary_variables if has_temporary_variables else contextlib.nullcontext()
+    self._turn: Any = _temporary_variables if has_temporary_variables else contextlib.nullcontext()
     self._lock = threading.Lock()
     self._shared = None
     self._free = {}

@@ -1,9 +1,9 @@
 """Small clients in groups: one call of TensorFlow trains several clients, one after the other.
 
-A call from Python costs about a millisecond, more than the work of a client that has a few thousand
-weights. So the steps of a pass are joined into one graph that loops over the clients of a group, and
-the aggregations into another one that adds what they send, client by client. Both graphs take the
-number of clients as an argument. They are the same for every size of a group, and so are the bits.
+A call from Python costs more than the work of a client that has a few thousand weights. So the
+steps of a pass are joined into one graph that loops over the clients of a group, and the
+aggregations into another one that adds what they send, client by client. Both graphs take the number
+of clients as an argument. They are the same for every size of a group, and so are the bits.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ def _stack(leaves: Sequence[object]) -> tf.Tensor:
 
 
 class _Traced:
-  """A graph over slots: called with the number of clients and a value for each slot that it reads."""
+  """A graph that takes the number of clients and a value for each slot that it reads."""
 
   def __init__(self, fn, specs: dict[int, tf.TensorSpec], device: str):
     self.reads = list(specs)
@@ -247,7 +247,7 @@ class Group:
     return {slot: results[slot] for slot in self.current.sends}
 
   def add(self, number: int, sent: steps.Values, server: steps.Values) -> None:
-    """Adds what `run_clients` returned for that many clients, in their order, to the server's sums."""
+    """Adds what `run_clients` returned for that many clients to the sums, in client order."""
     if not self.current.aggregations:
       return
     if self._sums is None:
@@ -272,8 +272,8 @@ def make_group(
 ) -> Group | None:
   """Returns how the clients of a pass run in groups, or None if they run one by one.
 
-  They run one by one if a client sends much, if not all its steps are TensorFlow graphs with results
-  of known shapes, and on GPUs: a client there has its values in the GPU's memory.
+  They run one by one if a client sends much, if not all its steps are TensorFlow graphs with
+  results of known shapes, and on GPUs: a client there has its values in the GPU's memory.
 
   Args:
     current: The pass.

@@ -92,7 +92,7 @@ class _RemoteContext(tff.framework.SyncContext):
   def __init__(self, workers: Sequence[_RemoteWorker]):
     self._all = workers
     self._workers = _Workers(workers)
-    self._forms = {}
+    self._forms: dict[int, tff.Computation | None] = {}
     self._merging = tff.framework.MergeableCompExecutionContext(
       [_Part(self._workers, i) for i in range(len(workers))]
     )
