@@ -2,8 +2,8 @@
 
 A call from Python costs more than the work of a client that has a few thousand weights. So the
 steps of a pass are joined into one graph that loops over the clients of a group, and the
-aggregations into another one that adds what they send, client by client. Both graphs take the number
-of clients as an argument. They are the same for every size of a group, and so are the bits.
+aggregations into another one that adds what they send, client by client. Both graphs take the
+number of clients as an argument. They are the same for every size of a group, and so are the bits.
 """
 
 import dataclasses
