@@ -48,8 +48,8 @@ class BatchMaker:
     self._spec = tf.nest.map_structure(
       lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), arrays
     )
-    self._batch_spec = None
-    self._make = None
+    self._batch_spec: Any = None
+    self._make: Any = None
 
   def __call__(self, own: Any, index: np.ndarray, seeds: np.ndarray) -> tf.data.Dataset:
     """Returns the batches of a client.
@@ -67,8 +67,8 @@ class BatchMaker:
       )
 
   def _trace(self):
-    def batches_of(*leaves):
-      *leaves, index, seeds = leaves
+    def batches_of(*arguments):
+      *leaves, index, seeds = arguments
       own = tf.nest.pack_sequence_as(self._spec, leaves)
 
       def batch_of(positions, step_seed):

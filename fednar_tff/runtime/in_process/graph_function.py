@@ -106,7 +106,7 @@ class _Copy:
     self._call = imported.prune(feeds, fetches, input_signature=(signature, {}))
     num_leaves = len(feeds) - len(self._extra_arguments)
     self.signature = (
-      [tf.TensorSpec(feed.shape, feed.dtype) for feed in feeds[:num_leaves]],
+      [tf.TensorSpec(spec.shape, spec.dtype) for spec in signature[:num_leaves]],
       [tf.TensorSpec(fetch.shape, fetch.dtype) for fetch in fetches],
     )
     # A call of its own, because no control dependency reaches into the frames of a loop.

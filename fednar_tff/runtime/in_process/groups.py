@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -34,14 +35,16 @@ def _is_plain(all_steps: Iterable[steps.Step]) -> bool:
 
 def _specs(plain: Iterable[steps.Step], device: str) -> tuple[dict, dict]:
   """Returns the type of each slot that steps read, and of each that they write."""
-  read, written = {}, {}
+  read: dict[int, Any] = {}
+  written: dict[int, Any] = {}
   for step in plain:
     if isinstance(step, steps.Call):
       inputs, outputs = step.function.signature(device)
       read.update(zip(step.reads, inputs, strict=True))
       written.update(zip(step.writes, outputs, strict=True))
-    else:
-      written[step.writes[0]] = tf.TensorSpec(step.value.shape, step.value.dtype)
+    elif isinstance(step, steps.Constant):
+      value: Any = step.value
+      written[step.writes[0]] = tf.TensorSpec(value.shape, value.dtype)
   return read, written
 
 
@@ -59,9 +62,10 @@ def _num_bytes(specs: Iterable[tf.TensorSpec]) -> int:
 
 def _own(step: steps.Step, device: str) -> steps.Step:
   """Returns a step whose graph has variables that no other step sees."""
-  if isinstance(step, steps.Constant):
+  if not isinstance(step, steps.Call):
     return step
-  return dataclasses.replace(step, function=step.function.new_part(device))
+  part: Any = step.function.new_part(device)
+  return dataclasses.replace(step, function=part)
 
 
 def _stack(leaves: Sequence[object]) -> tf.Tensor:
@@ -196,11 +200,13 @@ class Group:
     read, written = _specs(current.client_steps, device)
     self.reads = {slot: spec for slot, spec in read.items() if slot not in written}
     self.client_reads = self.reads.keys() & set(client_slots)
-    self.results = {slot: written.get(slot) for slot in {*current.sends, *current.keeps}}
+    self.results: dict[int, Any] = {
+      slot: written.get(slot) for slot in {*current.sends, *current.keeps}
+    }
     self.sum_reads = _sum_reads(current, device)
     self._lock = threading.Lock()
-    self._free = []
-    self._sums = None
+    self._free: list[_ClientLoop] = []
+    self._sums: _Sums | None = None
     self._seconds = math.inf
 
   @property
@@ -255,9 +261,9 @@ class Group:
     self._sums(number, sent, server)
 
 
-def _sum_reads(current: passes.Pass, device: str) -> dict[int, tf.TensorSpec | None]:
+def _sum_reads(current: passes.Pass, device: str) -> dict[int, Any]:
   """Returns the type of each slot that the aggregations of a pass read."""
-  found = {}
+  found: dict[int, Any] = {}
   for aggregation in current.aggregations:
     read, _ = _specs(aggregation.accumulate.steps, device)
     outside = [*aggregation.writes, *aggregation.client_values]

@@ -1,6 +1,8 @@
 """One run of a planned computation: arguments in, passes over the clients, results out."""
 
 import collections
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -82,11 +84,14 @@ class Round:
     for aggregation in current.aggregations:
       aggregation.start(self._server)
     group = self._group_of(current)
-    clients = self._sent_by_groups(group) if group else self._sent_by_clients(current)
+    clients: Iterator[Any] = (
+      self._sent_by_groups(group) if group else self._sent_by_clients(current)
+    )
     for sent in clients:
       try:
         if group:
-          group.add(*sent, self._server)
+          number, leaves = sent
+          group.add(number, leaves, self._server)
           continue
         for aggregation in current.aggregations:
           aggregation.add(sent, self._server, self._server_device)

@@ -12,7 +12,7 @@ HOST = '/device:CPU:0'
 # NumPy's letters for kinds of numbers. TFF converts within a row, never from one row to another.
 _KINDS = ('b', 'iu', 'f', 'c', 'SUO')
 # The last type of a dataset's elements that fitted, and the type that it fitted.
-_last_fit = (None, None)
+_last_fit: tuple[object, object] = (None, None)
 
 
 def _check_tensor(shape, dtype: np.dtype, type_spec: tff.TensorType) -> None:
