@@ -1,8 +1,9 @@
-"""Runs TFF's own tests on our in-process runtime and on TFF's own: `make conformance TFF=path/to/tensorflow-federated`.
+"""Runs TFF's own tests on both runtimes: `make conformance TFF=path/to/tensorflow-federated`.
 
-The path is a checkout of TFF's repository at the tag of the installed version. Its test files, and the helpers that TFF's wheel
-leaves out, are laid over the installed package in a temporary folder. Then each file runs on each runtime, in a process
-of its own with a time-out, and every process that it leaves behind is ended. Nothing of TFF is kept.
+The path is a checkout of TFF's repository at the tag of the installed version. Its test files, and
+the helpers that TFF's wheel leaves out, are laid over the installed package in a temporary folder.
+Then each file runs on each runtime, in a process of its own with a time-out, and every process that
+it leaves behind is ended. Nothing of TFF is kept.
 
 The runtime is put in place of the one that a file sets for itself:
 
@@ -45,7 +46,7 @@ def _installed_package() -> pathlib.Path:
 
 
 def lay_over(checkout: pathlib.Path, folder: pathlib.Path) -> None:
-  """Links the installed package into `folder`, and the Python files of a checkout that it does not have."""
+  """Links the installed package into `folder`, and the files of a checkout that it lacks."""
   for source in (_installed_package(), checkout / 'tensorflow_federated'):
     for file in source.rglob('*'):
       target = folder / 'tensorflow_federated' / file.relative_to(source)
@@ -206,7 +207,8 @@ def main() -> int:
     parser.error(f'--runtimes must be among {_RUNTIMES}, found {sorted(unknown)}.')
   if arguments.tff is None or not (arguments.tff / 'tensorflow_federated' / 'python').is_dir():
     parser.error(
-      f"--tff must be a checkout of TFF's repository, tag v{importlib.metadata.version('tensorflow-federated')}, "
+      "--tff must be a checkout of TFF's repository, tag "
+      f'v{importlib.metadata.version("tensorflow-federated")}, '
       f'found {arguments.tff}. With make: make conformance TFF=path/to/tensorflow-federated'
     )
   checkout = arguments.tff.resolve()

@@ -349,7 +349,8 @@ def test_every_position_is_trained_and_the_last_one_tested():
 
 
 def test_transformer_learns_to_look_back():
-  """A label that is the fourth token from the end: no model of the last token alone beats chance, log(5) = 1.6."""
+  """A label that is the fourth token from the end: no model of the last token alone beats chance,
+  log(5) = 1.6."""
   network = models.build_transformer(5, layers=2, heads=2, width=32, hidden=64, dropout_rate=0.0)
   model = models.build_model_fns(network, _text_spec(8))[0]()
   optimizer = tf.keras.optimizers.legacy.Adam(3e-3)
@@ -419,7 +420,8 @@ def test_dropout_keeps_the_mean_and_drops_its_share():
 
 
 def test_every_value_is_dropped_with_the_rate_in_the_mean_over_seeds():
-  """A byte is below a bound in whole 256ths: 0.1 is 25.6 of them, so the bound has to be drawn, too."""
+  """A byte is below a bound in whole 256ths: 0.1 is 25.6 of them, so the bound has to be drawn,
+  too."""
   shares = [
     float((layers.Dropout(0.1, tf.constant([3, i])).mask(tf.ones([500, 22])).numpy() == 0).mean())
     for i in range(200)
