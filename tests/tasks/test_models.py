@@ -410,6 +410,7 @@ def test_dropout_keeps_the_mean_and_drops_its_share():
   drop = models.build_dropout(0.1, tf.constant([3, 4]))
   first, second = (drop(tf.ones([100000])).numpy() for _ in range(2))
   for dropped in (first, second):
+    assert dropped.shape == (100000,)
     np.testing.assert_allclose(np.unique(dropped), [0.0, 1 / 0.9], rtol=1e-6)
     assert abs((dropped == 0).mean() - 0.1) < 0.005
   # The parts of the stream know nothing of each other.
