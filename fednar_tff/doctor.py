@@ -1,7 +1,7 @@
-"""Says whether this machine can run federated computations, on what and on which data: `python -m fednar_tff.doctor`.
+"""Says what this machine can run federated computations on: `python -m fednar_tff.doctor`.
 
-Each runtime is tried in a process of its own, with a time-out, so that one that hangs or crashes is a line in the
-report and not the end of it.
+Each runtime is tried in a process of its own, with a time-out, so that one that hangs or crashes is
+a line in the report and not the end of it.
 """
 
 import importlib.metadata
@@ -29,7 +29,8 @@ _EXPECTED_TFF = '0.87.0'
 _SECONDS = 120
 _RUNTIMES = ('in_process', 'native', 'remote')
 
-# Three clients take one step each from 0 towards their number, at rate 0.5: the mean of the results is 1.
+# Three clients take one step each from 0 towards their number, at rate 0.5: the mean of the results
+# is 1.
 _SELF_TEST = """
 import sys, time
 import numpy as np
@@ -62,8 +63,9 @@ result = run_round(0.0, data)
 second = time.monotonic()
 run_round(0.0, data)
 assert abs(result - 1.0) < 1e-6, f'a round gave {result} where it must give 1.0'
-print(f'first round {second - first:.1f} s, second {time.monotonic() - second:.3f} s, '
-      f'{runtime.describe().get("executes_on") or runtime.describe()["devices"]}')
+devices = runtime.describe().get('executes_on') or runtime.describe()['devices']
+third = time.monotonic()
+print(f'first round {second - first:.1f} s, second {third - second:.3f} s, on {", ".join(devices)}')
 """
 
 
@@ -129,7 +131,8 @@ def describe_data(data_dir: str | None = None) -> list[str]:
       lines.append(f'{name}: not in {status.path}; fetch it by: {command}')
     else:
       lines.append(
-        f'{name}: not in {status.path}: {status.problem}; when that is mended, fetch it by: {command}'
+        f'{name}: not in {status.path}: {status.problem}; '
+        f'when that is mended, fetch it by: {command}'
       )
   return lines
 
@@ -152,7 +155,8 @@ def diagnose(
     lines.append('All runtimes work.')
   if not works['in_process']:
     lines.append(
-      'The in-process runtime fails: TensorFlow or TFF itself is broken here; compare the versions above.'
+      'The in-process runtime fails: TensorFlow or TFF itself is broken here; '
+      'compare the versions above.'
     )
   elif not (works['native'] and works['remote']):
     lines.append(
@@ -164,7 +168,8 @@ def diagnose(
     )
   else:
     lines.append(
-      'TensorFlow sees no GPU, so clients train on the CPU. With an NVIDIA card, install this package with its extra [gpu].'
+      'TensorFlow sees no GPU, so clients train on the CPU. With an NVIDIA card, install this '
+      'package with its extra [gpu].'
     )
     lines += [unused_card] if unused_card else []
   tff_version = importlib.metadata.version('tensorflow-federated')

@@ -14,7 +14,7 @@ from fednar_tff.algorithms import (
   scaffold,
 )
 
-_BUILDERS = {
+_BUILDERS: dict[str, Callable[..., Any]] = {
   'fed_avg': fed_avg.build_fed_avg,
   'fed_prox': fed_prox.build_fed_prox,
   'scaffold': scaffold.build_scaffold,
@@ -38,5 +38,5 @@ def get_builder(name: str) -> Callable[..., Any]:
     ValueError: If the name is not known.
   """
   if name not in _BUILDERS:
-    raise ValueError(f'Unknown algorithm {name!r}; known are {", ".join(_BUILDERS)}.')
+    raise ValueError(f'`name` must be one of {", ".join(_BUILDERS)}, found {name!r}.')
   return _BUILDERS[name]

@@ -1,4 +1,4 @@
-"""Callbacks that hand a run's metrics to MLflow or Weights & Biases, on this machine unless told otherwise.
+"""Callbacks that write a run to MLflow or Weights & Biases, on this machine by default.
 
 Neither package is needed, unless its tracker is used.
 """
@@ -11,7 +11,7 @@ import socket
 import time
 import urllib.parse
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fednar_tff.simulation import callbacks
@@ -71,7 +71,7 @@ def _numbers(progress) -> dict[str, float]:
 
 
 class MLflowTracker(callbacks.Callback):
-  """Writes a run to MLflow: its settings as parameters, the metrics of each round with the round's number as the step.
+  """Writes a run to MLflow: its settings as parameters, and the metrics of each round.
 
   A run that resumes goes on in the same run of MLflow, and every round is there once.
   """
@@ -93,7 +93,8 @@ class MLflowTracker(callbacks.Callback):
       params: More parameters than `run.description` has, such as the task's name.
 
     Raises:
-      TrackerError: If MLflow is missing, its server does not answer, or its folder cannot be written.
+      TrackerError: If MLflow is missing, its server does not answer, or its folder cannot be
+        written.
     """
     self._uri = str(tracking_uri)
     _check_reachable(self._uri)
@@ -107,15 +108,15 @@ class MLflowTracker(callbacks.Callback):
       reason = ' '.join(str(e).split())
       raise TrackerError(f'MLflow cannot use {tracking_uri} ({type(e).__name__}: {reason}).') from e
     self._experiment, self._run_name, self._params = experiment, run_name, dict(params or {})
-    self._run_id = None
-    self._logged = set()
+    self._run_id: str | None = None
+    self._logged: set[tuple[str, int]] = set()
 
   @property
   def run_id(self) -> str | None:
     """MLflow's id of the run, once it has started."""
     return self._run_id
 
-  def on_start(self, run, history):
+  def on_start(self, run: Any, history: Sequence[Any]) -> None:
     identity = _Identity(run, 'mlflow.json')
     saved = identity.read()
     if saved.get('tracking_uri') == self._uri:
@@ -128,8 +129,8 @@ class MLflowTracker(callbacks.Callback):
         for m in self._client.get_metric_history(self._run_id, name)
       }
     else:
-      self._run_id = self._create_run(run)
-      identity.write(tracking_uri=self._uri, run_id=self._run_id)
+      self._run_id = created = self._create_run(run)
+      identity.write(tracking_uri=self._uri, run_id=created)
     for progress in history:
       self.on_round(run, progress)
 
@@ -145,9 +146,10 @@ class MLflowTracker(callbacks.Callback):
       self._client.log_param(run_id, name, str(value)[:500])
     return run_id
 
-  def on_round(self, run, progress):
+  def on_round(self, run: Any, progress: Any) -> None:
     step, now = progress.round_num, int(1000 * time.time())
-    # Rounds that a killed process did after its last checkpoint are done again, to the same numbers.
+    # Rounds that a killed process did after its last checkpoint are done again, to the same
+    # numbers.
     new = {k: v for k, v in _numbers(progress).items() if (k, step) not in self._logged}
     entities = self._mlflow.entities
     self._client.log_batch(
@@ -155,7 +157,7 @@ class MLflowTracker(callbacks.Callback):
     )
     self._logged.update((name, step) for name in new)
 
-  def on_end(self, run, error):
+  def on_end(self, run: Any, error: BaseException | None) -> None:
     if self._run_id is None:
       return
     interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
@@ -164,10 +166,11 @@ class MLflowTracker(callbacks.Callback):
 
 
 class WandbTracker(callbacks.Callback):
-  """Writes a run to Weights & Biases: its settings, and the metrics of each round with the round's number as the step.
+  """Writes a run to Weights & Biases: its settings, and the metrics of each round.
 
-  Offline by default: into a folder `wandb`, which `wandb sync` uploads. A run that resumes has the same id, so that its parts are one
-  run after the upload; of rounds that were done twice, W&B keeps the first.
+  Offline by default: into a folder `wandb`, which `wandb sync` uploads. A run that resumes has the
+  same id, so that its parts are one run after the upload; of rounds that were done twice, W&B keeps
+  the first.
   """
 
   def __init__(
@@ -199,9 +202,9 @@ class WandbTracker(callbacks.Callback):
     self._wandb = _import('wandb', 'wandb')
     self._project, self._mode, self._run_name = project, mode, run_name
     self._directory, self._config = pathlib.Path(directory), dict(config or {})
-    self._tracked = None
+    self._tracked: Any = None
 
-  def on_start(self, run, history):
+  def on_start(self, run: Any, history: Sequence[Any]) -> None:
     identity = _Identity(run, 'wandb.json')
     known = identity.read().get('run_id')
     run_id = known or uuid.uuid4().hex
@@ -220,9 +223,9 @@ class WandbTracker(callbacks.Callback):
     for progress in () if known else history:
       self.on_round(run, progress)
 
-  def on_round(self, run, progress):
+  def on_round(self, run: Any, progress: Any) -> None:
     self._tracked.log(_numbers(progress), step=progress.round_num)
 
-  def on_end(self, run, error):
+  def on_end(self, run: Any, error: BaseException | None) -> None:
     if self._tracked is not None:
       self._tracked.finish(exit_code=0 if error is None else 1)

@@ -15,4 +15,4 @@ from fednar_tff.tasks.registry import task_names as task_names
 from fednar_tff.tasks.sources import DataError as DataError
 from fednar_tff.tasks.task import RawInput as RawInput
 from fednar_tff.tasks.task import Task as Task
-from fednar_tff.tasks.task import build_task as build_task
+from fednar_tff.tasks.task_builder import build_task as build_task

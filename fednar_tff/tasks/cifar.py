@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from fednar_tff.tasks import assembly, keras_models, models, sources, task
+from fednar_tff.tasks import assembly, keras_models, models, sources, step_seeds, task
 from fednar_tff.tasks import partition as partition_lib
 
 _SIDE, _PADDING = 32, 4
@@ -136,9 +136,11 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
     },
   )
   if pooling is not None and model != 'resnet18':
-    raise ValueError(f'pooling is a switch of resnet18, found pooling={pooling!r} for {model}.')
+    raise ValueError(
+      f'`pooling` must be None for model {model}, which is not resnet18, found {pooling!r}.'
+    )
   if padding != 'mean' and augmentation == 'none':
-    raise ValueError(f'padding has no meaning without augmentation, found padding={padding!r}.')
+    raise ValueError(f"`padding` must be 'mean' without augmentation, found {padding!r}.")
   augment = assembly.choose(
     'augmentation',
     augmentation,
@@ -155,10 +157,10 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
     images = x['image']
     if training and not pads_with_mean:
       # As floats, which a GPU can gather; it cannot gather bytes.
-      images = augment(tf.cast(images, tf.float32), x[task.SEED_KEY])
+      images = augment(tf.cast(images, tf.float32), x[step_seeds.SEED_KEY])
     images = normalise(images, *STATISTICS[name])
     if training and pads_with_mean:
-      images = augment(images, x[task.SEED_KEY])
+      images = augment(images, x[step_seeds.SEED_KEY])
     return classifier(param, images, training)
 
   return network
@@ -175,8 +177,8 @@ def normalise(images: tf.Tensor, mean: Sequence[float], deviation: Sequence[floa
   Returns:
     Images of the same shape, float32.
   """
-  mean, deviation = (255.0 * np.array(s, np.float32) for s in (mean, deviation))
-  return (tf.cast(images, tf.float32) - mean) / deviation
+  center, scale = (255.0 * np.array(s, np.float32) for s in (mean, deviation))
+  return (tf.cast(images, tf.float32) - center) / scale
 
 
 def augment_per_image(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -221,7 +223,8 @@ def _draw(shape, seed):
   drawn = tf.random.stateless_uniform(
     shape, seed, minval=0, maxval=2 * _SHIFTS**2, dtype=tf.int32, alg='philox'
   )
-  # Numbers of 64 bits: TensorFlow computes with those of 32 on the host, and would copy the pixels' numbers to a GPU.
+  # Numbers of 64 bits: TensorFlow computes with those of 32 on the host, and would copy the pixels'
+  # numbers to a GPU.
   drawn = tf.cast(drawn, tf.int64)
   top = drawn // (2 * _SHIFTS)
   rest = drawn - top * (2 * _SHIFTS)

@@ -15,8 +15,9 @@ PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw operations want it.
 def add(x, y):
   """Returns `x + y` of tensors of equal shape.
 
-  TensorFlow's `+` does not know, where the number of examples is open, that the shapes are equal, and in its gradient
-  computes on the way back what was broadcast. So does its `matmul` of more than two dimensions; see `batch_matmul`.
+  TensorFlow's `+` does not know, where the number of examples is open, that the shapes are equal,
+  and in its gradient computes on the way back what was broadcast. So does its `matmul` of more than
+  two dimensions; see `batch_matmul`.
   """
   return tf.add_n([x, y])
 
@@ -101,10 +102,13 @@ def group_norm(param, x, name, *, groups=2, epsilon=1e-5):
 
 
 def _normalise_groups(x, scale, offset, groups, epsilon):
-  """Returns `scale (x - m) / sqrt(v + epsilon) + offset`, `m` and `v` mean and variance of a group of an image.
+  """Returns `scale (x - m) / sqrt(v + epsilon) + offset`.
 
-  With its own gradient: TensorFlow's of these means spreads each of them over the map again, with shapes that it
-  computes in every step, which takes a third of all launches of a ResNet's step on a GPU.
+  `m` and `v` are mean and variance of a group of an image.
+
+  With its own gradient: TensorFlow's of these means spreads each of them over the map again, with
+  shapes that it computes in every step, which takes a third of all launches of a ResNet's step on a
+  GPU.
   """
   height, width, channels = x.shape[1:]
   in_group = [groups, channels // groups]
@@ -131,11 +135,13 @@ def _normalise_groups(x, scale, offset, groups, epsilon):
     summand = tf.reshape(offset, in_group) - mean * factor
 
     def gradient(upstream):
-      # With z = (x - m) / sqrt(v + epsilon) and u the gradient of the result, by image and channel: the sums of u and of u z.
+      # With z = (x - m) / sqrt(v + epsilon) and u the gradient of the result, by image and channel:
+      # the sums of u and of u z.
       sum_u = by_group(tf.reduce_sum(upstream, axis=[1, 2]))
       sum_ux = by_group(tf.reduce_sum(upstream * x, axis=[1, 2]))
       sum_uz = inverse * (sum_ux - mean * sum_u)
-      # The gradient of x is factor u - inverse (a + b z), a and b the means of scale u and scale u z over a group.
+      # The gradient of x is factor u - inverse (a + b z), a and b the means of scale u and scale u
+      # z over a group.
       share = scale / (height * width * channels // groups)
       a = tf.reduce_sum(share * sum_u, axis=2, keepdims=True)
       b = tf.reduce_sum(share * sum_uz, axis=2, keepdims=True) * inverse
@@ -192,7 +198,7 @@ class Dropout:
     return key, tf.cast(tf.minimum(tf.floor(256 * self._rate + shift), 255.0), tf.uint8)
 
   def mask(self, x):
-    """Returns 1 where a value of `x` stays and 0 where it is dropped; None if nothing is dropped."""
+    """Returns 1 where a value of `x` stays and 0 where not; None if nothing is dropped."""
     if not self._rate:
       return None
     if self._stream is None:
@@ -220,7 +226,7 @@ class Dropout:
     return tf.custom_gradient(lambda x: (x * mask, lambda upstream: upstream * mask))(x)
 
   def keep_positive(self, x):
-    """Returns `keep(relu(x))`. Its gradient is one operation, since it is 0 just where `x` is not kept."""
+    """Returns `keep(relu(x))`, whose gradient is one operation: 0 where `x` is not kept."""
     mask = self.mask(x)
     if mask is None:
       return tf.nn.relu(x)

@@ -29,8 +29,8 @@ def build_mlp(
   Args:
     num_classes: The number of classes.
     hidden: The widths of the hidden layers.
-    dropout_rate: The share of hidden values dropped in training. If it is positive, the network's input is
-      `x = {'features': ..., 'seed': int32 [2]}`, and dropout draws from the seed.
+    dropout_rate: The share of hidden values dropped in training. If it is positive, the network's
+      input is `x = {'features': ..., 'seed': int32 [2]}`, and dropout draws from the seed.
 
   Returns:
     A network.
@@ -109,7 +109,7 @@ def build_resnet18(num_classes: int, pooling: str = 'global') -> Callable[..., t
     ValueError: If `pooling` is unknown.
   """
   if pooling not in _POOLINGS:
-    raise ValueError(f'Unknown pooling {pooling!r}, choose one of: {", ".join(_POOLINGS)}.')
+    raise ValueError(f'`pooling` must be one of {", ".join(_POOLINGS)}, found {pooling!r}.')
 
   def block(param, x, filters, stride, name):
     y = conv(param, x, filters, 3, f'{name}/conv0', stride=stride, use_bias=False)

@@ -51,7 +51,7 @@ def register_task(name: str, builder: Callable[..., task.Task]) -> None:
     ValueError: If the name is taken.
   """
   if name in _BUILDERS:
-    raise ValueError(f'name must be a new one, found {name!r}; taken: {", ".join(task_names())}.')
+    raise ValueError(f'`name` must be a new one, found {name!r}; taken: {", ".join(task_names())}.')
   _BUILDERS[name] = builder
 
 
@@ -144,5 +144,5 @@ def create_task(
 
 def _builder(name):
   if name not in _BUILDERS:
-    raise ValueError(f'Unknown task {name!r}, known are: {", ".join(task_names())}.')
+    raise ValueError(f'`name` must be one of {", ".join(task_names())}, found {name!r}.')
   return _BUILDERS[name]

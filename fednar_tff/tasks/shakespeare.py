@@ -4,6 +4,7 @@ import collections
 import hashlib
 import re
 import string
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -68,7 +69,8 @@ def build_shakespeare(
     for split, examples in sources.load_shakespeare(data_dir).items()
   }
   roles = _choose_roles(codes, num_clients, partition_seed)
-  examples, owners, labels = {}, None, None
+  examples: dict[str, Any] = {}
+  owners = labels = np.array([])
   for split, count in _WINDOWS.items():
     windows = [_windows(codes[split][role]) for role in roles]
     if crop_windows:
@@ -90,7 +92,7 @@ def build_shakespeare(
     'shakespeare',
     train=examples['train'],
     test=examples['test'],
-    partition=partition_lib.build_natural(labels, owners),
+    partition=partition_lib.build_natural(labels, owners.tolist()),
     network=network,
     seed=seed,
     model_seed=model_seed,
@@ -115,7 +117,9 @@ def encode(text: bytes) -> np.ndarray:
 
 
 def encode_last_window(texts: tf.Tensor) -> tf.Tensor:
-  """Returns the codes of the last `WINDOW` characters of each text; a shorter one has spaces before it.
+  """Returns the codes of the last `WINDOW` characters of each text.
+
+  A shorter text has spaces before it.
 
   Args:
     texts: Strings `[batch]`.
@@ -152,7 +156,7 @@ def _choose_roles(codes, num_clients, seed):
   )
   if not 1 <= num_clients <= len(eligible):
     raise ValueError(
-      f'num_clients must be between 1 and {len(eligible)}, the number of roles with enough text, '
+      f'`num_clients` must be between 1 and {len(eligible)}, the number of roles with enough text, '
       f'found {num_clients}.'
     )
   return sorted(eligible, key=lambda role: _digest(f'role/{seed}/{role}'))[:num_clients]

@@ -72,7 +72,7 @@ def build_synthetic(
   precision='float32',
   dropout=0.0,
 ):
-  """Builds the synthetic task: four clouds of points in eight dimensions; alpha is 1.0 by default."""
+  """Builds the synthetic task: four clouds of points in eight dimensions, alpha 1.0."""
   assembly.check_dropout(dropout)
   network = assembly.choose('model of task synthetic', model, {'mlp': models.build_mlp})
   generator = np.random.RandomState(0)

@@ -576,5 +576,5 @@ def test_stock_algorithms_take_both_kinds_of_model():
 
 
 def test_unknown_pooling_lists_the_known():
-  with pytest.raises(ValueError, match="'max', choose one of: global, top_left"):
+  with pytest.raises(ValueError, match="must be one of global, top_left, found 'max'"):
     models.build_resnet18(10, 'max')

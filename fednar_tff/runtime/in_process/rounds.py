@@ -42,9 +42,9 @@ class Round:
     self._pool = pool
     self._num_clients = num_clients
     self._server_device = pool.devices[0]
-    self._server = {}
+    self._server: steps.Values = {}
     # By client: the values that outlive its turn.
-    self._kept = [{} for _ in range(num_clients)]
+    self._kept: list[steps.Values] = [{} for _ in range(num_clients)]
 
   def ingest(self, argument) -> None:
     self._ingest(argument, self._plan.parameter, self._plan.parameter_type)

@@ -2,6 +2,7 @@
 
 import tensorflow_federated as tff
 
+from fednar_tff.runtime import default_context
 from fednar_tff.runtime.workers import connection, execution, launcher
 
 _SECONDS_TO_START = 60.0
@@ -13,8 +14,8 @@ class _LocalWorker(execution.Worker):
   def __init__(self, max_concurrent_computation_calls: int):
     super().__init__()
     self._max_concurrent_computation_calls = max_concurrent_computation_calls
-    self._process = None
-    self._connection = None
+    self._process: launcher.WorkerProcess | None = None
+    self._connection: connection.Connection | None = None
 
   def _connect(self):
     if self._process is None or not self._process.is_running:
@@ -25,6 +26,7 @@ class _LocalWorker(execution.Worker):
       if not self._connection.wait_until_ready(_SECONDS_TO_START):
         self._process.stop()
         raise RuntimeError(f"TFF's worker did not answer within {_SECONDS_TO_START:.0f} s.")
+    assert self._connection is not None  # It comes with the process.
     return self._connection.stub
 
   def _disconnect(self):
@@ -44,7 +46,11 @@ class _NativeContext(execution.WorkerContext):
       return super().invoke(comp, arg)
 
   def describe(self) -> dict[str, object]:
-    return {'runtime': 'native', 'devices': ('CPU of one local TFF worker',)}
+    return {
+      'runtime': 'native',
+      'shares_data': False,
+      'devices': ('CPU of one local TFF worker',),
+    }
 
 
 def create_native_context(
@@ -66,10 +72,7 @@ def create_native_context(
   return _NativeContext(_LocalWorker(max_concurrent_computation_calls), default_num_clients)
 
 
-def set_native_context(
-  default_num_clients: int = 0, max_concurrent_computation_calls: int = -1
-) -> None:
-  """Makes TFF's local C++ runtime the default; see `create_native_context`."""
-  tff.framework.set_default_context(
-    create_native_context(default_num_clients, max_concurrent_computation_calls)
-  )
+set_native_context = default_context.setter_of(
+  create_native_context,
+  "Makes TFF's local C++ runtime the default; see `create_native_context`.",
+)

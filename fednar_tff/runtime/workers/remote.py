@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow_federated as tff
 from absl import logging
 
+from fednar_tff.runtime import default_context
 from fednar_tff.runtime.workers import connection, execution, launcher
 
 _SECONDS_TO_CONNECT = 5.0
@@ -91,7 +92,7 @@ class _RemoteContext(tff.framework.SyncContext):
   def __init__(self, workers: Sequence[_RemoteWorker]):
     self._all = workers
     self._workers = _Workers(workers)
-    self._forms = {}
+    self._forms: dict[int, tff.Computation | None] = {}
     self._merging = tff.framework.MergeableCompExecutionContext(
       [_Part(self._workers, i) for i in range(len(workers))]
     )
@@ -115,6 +116,7 @@ class _RemoteContext(tff.framework.SyncContext):
   def describe(self) -> dict[str, object]:
     return {
       'runtime': 'remote',
+      'shares_data': False,
       'devices': tuple(f'CPU of the worker at {worker.address}' for worker in self._workers.live()),
       'lost_workers': tuple(worker.address for worker in self._all if worker.is_lost),
     }
@@ -179,8 +181,7 @@ def create_remote_context(
   return _RemoteContext(connected)
 
 
-def set_remote_context(workers: Sequence[str], *, default_num_clients: int = 0) -> None:
-  """Makes TFF's workers on other machines the default runtime; see `create_remote_context`."""
-  tff.framework.set_default_context(
-    create_remote_context(workers, default_num_clients=default_num_clients)
-  )
+set_remote_context = default_context.setter_of(
+  create_remote_context,
+  "Makes TFF's workers on other machines the default runtime; see `create_remote_context`.",
+)
