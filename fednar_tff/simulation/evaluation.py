@@ -29,8 +29,8 @@ def build_evaluation(
 
   The function's attribute `metric_names` lists their names, `variable_names` those of the weights.
 
-  Models of this package (`fednar_tff.tasks.build_model_fns`) are evaluated on several batches at the
-  same time, each on a thread with a model of its own. What the batches give is summed in their
+  Models of this package (`fednar_tff.tasks.build_model_fns`) are evaluated on several batches at
+  the same time, each on a thread with a model of its own. What the batches give is summed in their
   order, so the result is the same, to the bit, for every number of threads.
 
   Args:
@@ -108,7 +108,7 @@ class _Stream:
 
 
 class _Batches:
-  """Evaluates a model whose unfinalized metrics are sums over batches, several batches at a time."""
+  """Evaluates a model, whose unfinalized metrics are sums, several batches at a time."""
 
   def __init__(self, model, model_fn, dataset, num_threads):
     self._dataset, self._batches = dataset, None

@@ -35,18 +35,18 @@ class Run:
     clients: data_source.ClientBatches,
     process: Any,
     state: Any,
-    evaluate: Any,
-    evaluate_sample: Any,
-    directory: Any,
-    states: client_states_lib.ClientStates | None,
+    evaluations: Any,
+    stores: Any,
     settings: settings_lib.Settings,
     description: Any,
     callbacks: Sequence[callbacks_lib.Callback],
   ):
     self._task, self._clients = task, clients
     self._process = process
-    self._evaluate, self._evaluate_sample = evaluate, evaluate_sample
-    self._directory, self._client_states = directory, states
+    # On the whole test set, and on the sample that stands for it before the last round.
+    self._evaluate, self._evaluate_sample = evaluations
+    # Each is None if there is none.
+    self._directory, self._client_states = directory, states = stores
     self._settings, self._description = settings, description
     self._callbacks = callbacks
     self._has_ended = False

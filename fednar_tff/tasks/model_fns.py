@@ -73,7 +73,9 @@ class _Parameter(NamedTuple):
 
 
 class _Inlined:
-  """What TFF takes for a `tf.function`, but which becomes a part of the function that calls it, and is not converted by AutoGraph.
+  """What TFF takes for a `tf.function`, but is a plain part of the function that calls it.
+
+  AutoGraph does not convert it.
 
   TFF's model calls it in a function of its own; a second one around it would only be in the way of
   XLA.
