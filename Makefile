@@ -79,5 +79,5 @@ lock: $(READY)  ## Make the lock files anew from requirements.in and requirement
 	@tools/lock.sh
 
 clean:  ## Remove what was built, .venv included; runs/ stays.
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -49,7 +49,6 @@ autodoc_member_order = 'bysource'
 autodoc_default_options = {'members': True, 'show-inheritance': False}
 autodoc_typehints = 'signature'
 autodoc_typehints_format = 'short'
-autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 90
 

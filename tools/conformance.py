@@ -187,6 +187,16 @@ def _line(name: str, results: dict[str, tuple[Counts, list[str]]]) -> str:
   return f'{name}: {", ".join(cells)}'
 
 
+def worse_in_process(name: str, results: dict[str, tuple[Counts, list[str]]]) -> list[str]:
+  """Lists what failed in-process and not on every other runtime."""
+  if 'in_process' not in results:
+    return []
+  counts, failed = results['in_process']
+  others = [other for runtime, (_, other) in results.items() if runtime != 'in_process']
+  problems = [*failed, *([counts.remark] if counts.remark else [])]
+  return [f'{name}: {p}' for p in problems if not others or not all(p in o for o in others)]
+
+
 def main() -> int:
   parser = argparse.ArgumentParser(
     prog='conformance', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -231,14 +241,10 @@ def main() -> int:
           with open(arguments.json, 'a') as out:
             counts = {r: (*c, failed) for r, (c, failed) in results.items()}
             out.write(json.dumps({'file': name, **counts}) + '\n')
-        for runtime, (counts, failed) in results.items():
+        for runtime, (counts, _) in results.items():
           sums[runtime][0] += counts.passed
           sums[runtime][1] += counts.passed + counts.failed
-          if runtime == 'in_process' and (failed or counts.remark):
-            others = [f for other, (_, f) in results.items() if other != runtime]
-            for test in failed or [counts.remark]:
-              if not all(test in other for other in others) or not others:
-                worse.append(f'{name}: {test}')
+        worse += worse_in_process(name, results)
   print()
   for runtime, (passed, total) in sums.items():
     print(f'{runtime}: {passed} of {total} tests passed in {len(names)} files')
