@@ -175,9 +175,9 @@ def _in_process(workload, loop):
 
 def _remote(workload):
   from fednar_tff import runtime
-  from fednar_tff.runtime import worker_process
+  from fednar_tff.runtime.workers import launcher
 
-  workers = [worker_process.WorkerProcess() for _ in range(2)]
+  workers = [launcher.WorkerProcess() for _ in range(2)]
   runtime.set_remote_context([f'localhost:{worker.port}' for worker in workers])
   run_round = _tff_fed_avg(workload, 'DATASET_ITERATOR')
   run_round.workers = workers  # They end when nothing refers to them.

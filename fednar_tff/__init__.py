@@ -24,7 +24,7 @@ from fednar_tff import optimizers as optimizers
 from fednar_tff import runtime as runtime
 from fednar_tff import simulation as simulation
 from fednar_tff import tasks as tasks
-from fednar_tff.runtime import at_exit as _at_exit
+from fednar_tff.runtime.workers import at_exit as _at_exit
 
 if _nobody_has_chosen_a_runtime:
   # TFF's own default, but its worker ends with this process.

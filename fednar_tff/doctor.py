@@ -36,7 +36,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from fednar_tff import runtime
-from fednar_tff.runtime import worker_process
+from fednar_tff.runtime.workers import launcher
 
 @tff.tensorflow.computation(np.float32, tff.SequenceType(np.float32))
 def train(weight, data):
@@ -52,7 +52,7 @@ def run_round(weight, data):
 runtime.set_native_context()
 name = sys.argv[1]
 if name == 'remote':
-  workers = [worker_process.WorkerProcess() for _ in range(2)]
+  workers = [launcher.WorkerProcess() for _ in range(2)]
   runtime.set_remote_context([f'localhost:{worker.port}' for worker in workers])
 else:
   getattr(runtime, f'set_{name}_context')()
@@ -191,7 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
   for name in _RUNTIMES:
     works[name], message = check_runtime(name)
     print(f'  {name}: {"ok" if works[name] else "FAILED"}: {message}', flush=True)
-  from fednar_tff.runtime import accelerators
+  from fednar_tff.runtime.in_process import accelerators
 
   print('\nDiagnosis:', *diagnose(devices, works, accelerators.unused_card()), sep='\n  ')
   return 0 if all(works.values()) else 1

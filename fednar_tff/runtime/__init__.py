@@ -1,18 +1,23 @@
-"""Where and how computations run."""
+"""Where and how computations run.
+
+The public names are those of this module. The modules behind it are for the package itself.
+"""
 
 import tensorflow_federated as tff
 
-from fednar_tff.runtime.async_in_process import (
+from fednar_tff.runtime.in_process.async_context import (
   create_async_in_process_context as create_async_in_process_context,
 )
-from fednar_tff.runtime.client_pool import ClientError as ClientError
-from fednar_tff.runtime.in_process import create_in_process_context as create_in_process_context
-from fednar_tff.runtime.in_process import set_in_process_context as set_in_process_context
-from fednar_tff.runtime.native import create_native_context as create_native_context
-from fednar_tff.runtime.native import set_native_context as set_native_context
-from fednar_tff.runtime.remote import WorkerLostError as WorkerLostError
-from fednar_tff.runtime.remote import create_remote_context as create_remote_context
-from fednar_tff.runtime.remote import set_remote_context as set_remote_context
+from fednar_tff.runtime.in_process.client_pool import ClientError as ClientError
+from fednar_tff.runtime.in_process.context import (
+  create_in_process_context as create_in_process_context,
+)
+from fednar_tff.runtime.in_process.context import set_in_process_context as set_in_process_context
+from fednar_tff.runtime.workers.native import create_native_context as create_native_context
+from fednar_tff.runtime.workers.native import set_native_context as set_native_context
+from fednar_tff.runtime.workers.remote import WorkerLostError as WorkerLostError
+from fednar_tff.runtime.workers.remote import create_remote_context as create_remote_context
+from fednar_tff.runtime.workers.remote import set_remote_context as set_remote_context
 
 
 def describe() -> dict[str, object]:

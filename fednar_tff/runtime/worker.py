@@ -1,8 +1,9 @@
 """Starts a TFF worker on this machine, for `set_remote_context` on another one.
 
-SECURITY: TFF's worker listens on every network interface, has no authentication and no encryption, and runs any TensorFlow
-graph that it is sent, so whoever reaches the port can run code as you. Keep the port inside a private network or behind a firewall, or
-let only an SSH tunnel reach it: `ssh -N -L 8000:localhost:8000 worker-host`, and then use `localhost:8000`.
+SECURITY: TFF's worker listens on every network interface, has no authentication and no encryption,
+and runs any TensorFlow graph that it is sent, so whoever reaches the port can run code as you. Keep
+the port inside a private network or behind a firewall, or let only an SSH tunnel reach it:
+`ssh -N -L 8000:localhost:8000 worker-host`, and then use `localhost:8000`.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import signal
 import sys
 
 from fednar_tff import argument_parser
-from fednar_tff.runtime import worker_process
+from fednar_tff.runtime.workers import launcher
 
 _SECONDS_TO_START = 60.0
 
@@ -26,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
   port = parser.parse_args(arguments).port
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
   try:
-    worker = worker_process.WorkerProcess(port)
+    worker = launcher.WorkerProcess(port)
   except ValueError as e:
     parser.error(str(e))
   except OSError as e:

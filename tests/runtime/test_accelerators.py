@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import runtime
-from fednar_tff.runtime import accelerators
+from fednar_tff.runtime.in_process import accelerators
 from tools.gpu import placement
 
 _COMPILED = """
@@ -115,9 +115,9 @@ def test_clients_per_device_changes_threads_and_not_results():
     results.add(context.invoke(run, clients).tobytes())
     assert context.describe()['num_threads'] == clients_per_device
   assert len(results) == 1
-  with pytest.raises(ValueError, match='found both: 2 and 3'):
+  with pytest.raises(ValueError, match='must be None, found 2 and 3'):
     runtime.create_in_process_context(num_threads=2, clients_per_device=3)
-  with pytest.raises(ValueError, match='clients_per_device of at least 1, found 0'):
+  with pytest.raises(ValueError, match='`clients_per_device` must be at least 1, found 0'):
     runtime.create_in_process_context(clients_per_device=0)
 
 
@@ -160,7 +160,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from fednar_tff import runtime
-from fednar_tff.runtime import values
+from fednar_tff.runtime.in_process import values
 
 cpu = tf.config.list_physical_devices('CPU')[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
@@ -248,4 +248,4 @@ def test_a_dataset_that_is_reduced_counts_as_trained_on_the_host():
 
   for work, is_reduced in ((reduced, True), (looped, False)):
     proto = work.to_compiled_building_block().proto.tensorflow
-    assert runtime.graph_function.GraphFunction(proto).reduces_on_host == is_reduced
+    assert runtime.in_process.graph_function.GraphFunction(proto).reduces_on_host == is_reduced

@@ -94,7 +94,7 @@ def test_errors_of_clients_arrive_where_they_are_awaited(context):
 
 
 def test_arguments_are_those_of_the_synchronous_context():
-  with pytest.raises(ValueError, match='num_threads of at least 1, found 0'):
+  with pytest.raises(ValueError, match='`num_threads` must be at least 1, found 0'):
     runtime.create_async_in_process_context(num_threads=0)
   before = threading.active_count()
   runtime.create_async_in_process_context()

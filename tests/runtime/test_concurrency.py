@@ -1,7 +1,7 @@
 """One graph in many threads at the same time gives the bits of one thread.
 
 For large tensors, TensorFlow's memory optimizer turns a sum into a temporary variable, in which
-clients that trained at the same time used to meet (`runtime/_call_options.py`). The graphs here make
+clients that trained at the same time used to meet (`runtime/in_process/call_options.py`). The graphs here make
 that rewrite certain, at small cost: it needs terms that live while more than 205 MB are *estimated*
 to be in use, and such a tensor stands in a branch that is never taken.
 """

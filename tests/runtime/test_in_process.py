@@ -378,7 +378,7 @@ def test_plans_are_dropped_with_their_computations(context):
 
 @pytest.mark.parametrize('num_threads', [1, 2, 5])
 def test_at_most_the_pool_runs_at_the_same_time(num_threads):
-  pool = runtime.client_pool.ClientPool(['/device:CPU:0'], num_threads)
+  pool = runtime.in_process.client_pool.ClientPool(['/device:CPU:0'], num_threads)
   lock = threading.Lock()
   running, most, started = 0, 0, 0
 
@@ -399,7 +399,7 @@ def test_at_most_the_pool_runs_at_the_same_time(num_threads):
 
 
 def test_clients_go_to_devices_in_turn():
-  pool = runtime.client_pool.ClientPool(['a', 'b', 'c'], 4)
+  pool = runtime.in_process.client_pool.ClientPool(['a', 'b', 'c'], 4)
   assert list(pool.map(lambda index, device: device, 7)) == list('abcabca')
   assert pool.num_threads == 6
 

@@ -15,7 +15,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import runtime
-from fednar_tff.runtime import worker, worker_process
+from fednar_tff.runtime import worker
+from fednar_tff.runtime.workers import launcher
 
 _INTS = tff.FederatedType(np.int32, tff.CLIENTS)
 _SPEC = collections.OrderedDict(x=tf.TensorSpec([None, 3]), y=tf.TensorSpec([None, 1]))
@@ -40,7 +41,7 @@ def start_workers():
   started = []
 
   def start(number):
-    started.extend(worker_process.WorkerProcess() for _ in range(number))
+    started.extend(launcher.WorkerProcess() for _ in range(number))
     return started
 
   yield start

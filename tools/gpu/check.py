@@ -315,7 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
     report.line(subprocess.run(query, capture_output=True, text=True).stdout.strip())
   report.line(f'GPUs of TensorFlow: {", ".join(gpus) or "none"}; the checks run on {device}.')
   if not gpus:
-    from fednar_tff.runtime import accelerators
+    from fednar_tff.runtime.in_process import accelerators
 
     report.line(accelerators.unused_card() or 'No NVIDIA card was found.')
   if 'placement' in options.parts:

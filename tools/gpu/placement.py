@@ -186,7 +186,7 @@ def _stop_before_the_first_kernel() -> None:
   """Makes calls for a pretended GPU end when TensorFlow has prepared the graphs: some kernels would crash the process."""
   from tensorflow.python.eager import cancellation
 
-  from fednar_tff.runtime import graph_function
+  from fednar_tff.runtime.in_process import graph_function
 
   cancelled = cancellation.CancellationManager()
   cancelled.start_cancel()

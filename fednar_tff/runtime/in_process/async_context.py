@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow_federated as tff
 
-from fednar_tff.runtime import _cancellation, in_process
+from fednar_tff.runtime.in_process import cancellation
+from fednar_tff.runtime.in_process import context as in_process
 
 
 class _AsyncInProcessContext(tff.framework.AsyncContext):
@@ -14,7 +15,8 @@ class _AsyncInProcessContext(tff.framework.AsyncContext):
 
   def __init__(self, context):
     self._context = context
-    # One thread: the clients of a computation have all cores, and a second computation would take them away.
+    # One thread: the clients of a computation have all cores, and a second computation would take
+    # them away.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'computations')
 
   async def invoke(self, comp, arg):
@@ -23,7 +25,7 @@ class _AsyncInProcessContext(tff.framework.AsyncContext):
       return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
       if not future.cancel():  # It runs already; otherwise it never will.
-        _cancellation.cancel_running()
+        cancellation.cancel_running()
       raise
 
   def describe(self) -> dict[str, object]:
@@ -37,7 +39,7 @@ def create_async_in_process_context(
   default_num_clients: int = 0,
   simulate_secure_sums_in_the_clear: bool = False,
 ) -> tff.framework.AsyncContext:
-  """Creates a context whose computations are awaited, for `tff.program` and `tff.learning.programs`.
+  """Creates a context whose computations are awaited, as those of `tff.program` are.
 
   ```
   context = create_async_in_process_context()
@@ -45,9 +47,9 @@ def create_async_in_process_context(
   asyncio.run(tff.learning.programs.train_model(...))
   ```
 
-  While a computation runs, in a thread, the program can write checkpoints and metrics. Computations run in the order in which they
-  are called, one at a time; each has all devices and gives the same bits as on `create_in_process_context`. One that is cancelled
-  stops.
+  While a computation runs, in a thread, the program can write checkpoints and metrics. Computations
+  run in the order in which they are called, one at a time. Each has all devices and gives the same
+  bits as on `create_in_process_context`. One that is cancelled stops.
 
   Args:
     devices: As in `create_in_process_context`.

@@ -36,7 +36,7 @@ def configure(
 
 
 def executing_device(device: str) -> str:
-  """Runs a product of matrices on a device and returns the device that did it, such as '/device:GPU:0'."""
+  """Multiplies two matrices on a device and returns the one that did it, as '/device:GPU:0'."""
   with tf.device(device):
     ones = tf.ones([8, 8])
     return '/device:' + tf.linalg.matmul(ones, ones).backing_device.rpartition('device:')[2]
@@ -73,14 +73,21 @@ def reason_of_tensorflow() -> str:
 
 
 def _reason_in(log: str) -> str:
-  """Returns the last line of TensorFlow's log that speaks of GPUs, without what stands before it."""
+  """Returns the last line of TensorFlow's log that speaks of GPUs, without its prefix."""
   lines = re.findall(r'(?m)^\S+ \S+ [IWE] \S+\] (.*(?:GPU|CUDA|cuda|NVIDIA).*)$', log)
   lines = [line for line in lines if 'factory' not in line and 'optimized to use' not in line]
   return lines[-1].strip() if lines else 'it gives no reason'
 
 
 def unused_card(pci_devices: pathlib.Path = _PCI_DEVICES) -> str | None:
-  """Says that the machine has an NVIDIA card which TensorFlow does not use, and why; None if not so, or if the user hides it."""
+  """Says why TensorFlow does not use an NVIDIA card of this machine.
+
+  Args:
+    pci_devices: Where the system lists its devices.
+
+  Returns:
+    A sentence, or None if there is no such card or the user hides it.
+  """
   if os.environ.get('CUDA_VISIBLE_DEVICES', '0') in ('', '-1'):
     return None
   cards = find_nvidia_cards(pci_devices)
@@ -93,7 +100,7 @@ def unused_card(pci_devices: pathlib.Path = _PCI_DEVICES) -> str | None:
 
 
 def clients_that_fit() -> int:
-  """Returns how many clients train at the same time on a GPU unless the user says it: by the memory of the smallest card."""
+  """Returns how many clients may train at once on each GPU, by the memory of the smallest."""
   try:
     done = subprocess.run(
       ['nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,nounits'],
@@ -107,7 +114,7 @@ def clients_that_fit() -> int:
 
 
 def _clients_for(megabytes: str) -> int:
-  """Does so for what `nvidia-smi` prints, a number of megabytes for each card."""
+  """Returns the same for what `nvidia-smi` prints: the megabytes of each card."""
   sizes = [int(line) for line in megabytes.split() if line.isdecimal()]
   if not sizes:
     return 1

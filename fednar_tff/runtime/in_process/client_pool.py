@@ -1,4 +1,4 @@
-"""Runs clients at the same time, on one or more devices, and hands their results over in client order."""
+"""Runs clients at the same time, on one or more devices, and returns results in client order."""
 
 import collections
 import concurrent.futures
@@ -36,7 +36,7 @@ def _describe(error: Exception) -> str:
 
 
 def _first_cause(under_way) -> tuple[int, Exception]:
-  """Finds the failure behind others: when a client fails, TensorFlow cancels those that run with it."""
+  """Finds the first failure: when a client fails, TensorFlow cancels those that run with it."""
   errors = []
   for index, future in under_way:
     future.cancel()
@@ -47,14 +47,15 @@ def _first_cause(under_way) -> tuple[int, Exception]:
 
 
 class ClientPool:
-  """Threads for clients: client `i` runs on device `i mod len(devices)`, whatever the number of threads."""
+  """Threads for clients. Client `i` always runs on device `i mod len(devices)`."""
 
   def __init__(self, devices: Sequence[str], num_threads: int):
     """Makes the pool.
 
     Args:
       devices: The devices that clients go to in turn.
-      num_threads: How many clients run at the same time, on all devices together; at least one on each.
+      num_threads: How many clients run at the same time, on all devices together. Each device runs
+        at least one.
     """
     self.devices = tuple(devices)
     # Where clients really ran, which only those know who look at their results.
@@ -69,8 +70,8 @@ class ClientPool:
   def map(self, fn: Callable[[int, str], _Result], num_clients: int) -> Iterator[_Result]:
     """Yields `fn(client_index, device)` of each client, in client order.
 
-    At most twice as many clients as there are threads are under way or wait to be taken, so memory does not grow
-    with the number of clients.
+    At most twice as many clients as there are threads are under way or wait to be taken, so memory
+    does not grow with the number of clients.
 
     Args:
       fn: What a client does.

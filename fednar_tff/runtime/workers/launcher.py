@@ -10,9 +10,9 @@ import weakref
 
 import tensorflow_federated as tff
 
-from fednar_tff.runtime import grpc_worker
+from fednar_tff.runtime.workers import connection as connections
 
-_SUPERVISOR = pathlib.Path(__file__).with_name('_supervisor.py')
+_SUPERVISOR = pathlib.Path(__file__).with_name('supervisor.py')
 _SECONDS_TO_END = 5
 _SECONDS_BETWEEN_LOOKS = 0.2
 PORTS = range(1, 2**16)
@@ -34,7 +34,7 @@ def _unused_port() -> int:
 
 
 def _check_port(port: int) -> None:
-  """Raises an error if nothing can listen on a port: the worker itself would share one that is in use, or say nothing."""
+  """Raises an error if a port is not free: the worker itself would share it, or say nothing."""
   if port not in PORTS:
     raise ValueError(f'`port` must be from {PORTS[0]} to {PORTS[-1]}, found {port}.')
   with socket.socket() as probe:
@@ -64,8 +64,8 @@ class WorkerProcess:
 
     Args:
       port: The port to listen on, on every interface; `None` picks an unused one.
-      max_concurrent_computation_calls: How many calls of one computation the worker runs at the same time; not
-        positive means no limit.
+      max_concurrent_computation_calls: How many calls of one computation the worker runs at the
+        same time; not positive means no limit.
 
     Raises:
       OSError: If the port is in use or not ours to use.
@@ -84,10 +84,12 @@ class WorkerProcess:
       stdin=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
       env={'TF_CPP_MIN_LOG_LEVEL': '1', **os.environ},
-      # Ctrl-C in a terminal interrupts the computation, not the worker: a notebook goes on with the same one.
+      # Ctrl-C in a terminal interrupts the computation, not the worker: a notebook goes on with the
+      # same one.
       start_new_session=True,
     )
-    # `finalize` runs when this object is dropped and at interpreter exit; the supervisor covers all other ends.
+    # `finalize` runs when this object is dropped and at interpreter exit; the supervisor covers all
+    # other ends.
     self._finalizer = weakref.finalize(self, _end, self._supervisor)
 
   @property
@@ -97,7 +99,7 @@ class WorkerProcess:
 
   def wait_until_ready(self, seconds: float) -> bool:
     """Waits until the worker answers or ends, at most `seconds`, and returns whether it answers."""
-    connection = grpc_worker.Connection(f'localhost:{self.port}')
+    connection = connections.Connection(f'localhost:{self.port}')
     deadline = time.monotonic() + seconds
     try:
       while self.is_running and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The client's end of a TFF worker: a gRPC channel, and the executors that speak through it."""
+"""This process's end of the connection to a TFF worker: a gRPC channel."""
 
 import time
 
@@ -30,23 +30,3 @@ class Connection:
   def close(self) -> None:
     """Ends the connection, and with an error all calls that wait for an answer."""
     self._channel.close()
-
-
-def executor_factory(get_stub, default_num_clients: int) -> tff.framework.ExecutorFactory:
-  """Builds the executors of one worker.
-
-  Args:
-    get_stub: A function without arguments that returns a connected stub, or raises when there is none.
-    default_num_clients: The number of clients of a computation whose arguments do not tell it.
-
-  Returns:
-    A factory with one executor for each number of clients.
-  """
-
-  def create_executor(cardinalities):
-    cardinalities.setdefault(tff.CLIENTS, default_num_clients)
-    executor = tff.framework.RemoteExecutor(get_stub())
-    executor.set_cardinalities(cardinalities)
-    return executor
-
-  return tff.framework.ResourceManagingExecutorFactory(create_executor)

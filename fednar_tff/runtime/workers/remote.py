@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow_federated as tff
 from absl import logging
 
-from fednar_tff.runtime import grpc_worker, worker_process
+from fednar_tff.runtime.workers import connection, execution, launcher
 
 _SECONDS_TO_CONNECT = 5.0
 
@@ -17,53 +17,44 @@ class WorkerLostError(ConnectionError):
   """A worker does not answer, or no worker is left that does."""
 
 
-class _Worker:
+class _RemoteWorker(execution.Worker):
   """One worker: its connection, and the context that runs computations on it."""
 
   def __init__(self, address: str, default_num_clients: int):
+    super().__init__()
     self.address = address
     self.is_lost = False
-    self._connection = grpc_worker.Connection(address)
-    self._interrupted = False
-    self.context = tff.framework.SyncExecutionContext(
-      grpc_worker.executor_factory(self._get_stub, default_num_clients),
-      tff.backends.native.desugar_and_transform_to_native,
-      transform_args=tff.tensorflow.transform_args,
-      transform_result=tff.tensorflow.transform_result,
-    )
+    self._connection = connection.Connection(address)
+    self.context = execution.WorkerContext(self, default_num_clients)
 
   def answers(self, seconds: float) -> bool:
     return self._connection.wait_until_ready(seconds)
 
-  def _get_stub(self):
-    # TFF asks for a stub again when a call failed, and would retry for ever: this error ends it.
+  def resume(self):
     if self._interrupted:
-      raise RuntimeError('The computation was interrupted.')
+      self._connection = connection.Connection(self.address)
+    super().resume()
+
+  def _connect(self):
     if not self._connection.stub.is_ready:
       self._connection.close()
-      self._connection = grpc_worker.Connection(self.address)
+      self._connection = connection.Connection(self.address)
       if not self.answers(_SECONDS_TO_CONNECT):
         raise WorkerLostError(f'The worker at {self.address} does not answer.')
     return self._connection.stub
 
-  def interrupt(self) -> None:
-    self._interrupted = True
+  def _disconnect(self):
     self._connection.close()
-
-  def resume(self) -> None:
-    if self._interrupted:
-      self._connection = grpc_worker.Connection(self.address)
-      self._interrupted = False
 
 
 class _Workers:
   """All workers; what one of them does not finish, another one does."""
 
-  def __init__(self, workers: Sequence[_Worker]):
+  def __init__(self, workers: Sequence[_RemoteWorker]):
     self._workers = workers
     self._lock = threading.Lock()
 
-  def live(self) -> list[_Worker]:
+  def live(self) -> list[_RemoteWorker]:
     return [worker for worker in self._workers if not worker.is_lost]
 
   def invoke(self, computation, argument, first_choice: int = 0):
@@ -97,7 +88,7 @@ class _Part(tff.framework.AsyncContext):
 class _RemoteContext(tff.framework.SyncContext):
   """Splits the clients of a computation over the workers, and merges what these return."""
 
-  def __init__(self, workers: Sequence[_Worker]):
+  def __init__(self, workers: Sequence[_RemoteWorker]):
     self._all = workers
     self._workers = _Workers(workers)
     self._forms = {}
@@ -114,19 +105,12 @@ class _RemoteContext(tff.framework.SyncContext):
     return self._forms[key]
 
   def invoke(self, comp, arg):
-    for worker in self._all:
-      worker.resume()
     form = self._mergeable_form(comp)
-    try:
+    with execution.interruptible(self._all):
       if form is None:
         return self._workers.invoke(comp, arg)
       result = self._merging.invoke(form, arg)
       return tff.types.type_to_py_container(result, comp.type_signature.result)
-    except (KeyboardInterrupt, SystemExit):
-      # The end of this process would wait for the calls to the workers.
-      for worker in self._all:
-        worker.interrupt()
-      raise
 
   def describe(self) -> dict[str, object]:
     return {
@@ -150,7 +134,8 @@ def _compile(computation):
     return tff.backends.native.compile_to_mergeable_comp_form(computation)
   except ValueError:
     logging.warning(
-      'A computation aggregates more than once in a row, so it cannot be split: one worker runs it alone.'
+      'A computation aggregates more than once in a row, so it cannot be split: '
+      'one worker runs it alone.'
     )
     return None
 
@@ -160,9 +145,9 @@ def create_remote_context(
 ) -> tff.framework.SyncContext:
   """Creates a context that spreads the clients of each round over TFF's workers on other machines.
 
-  Start a worker with `python -m fednar_tff.runtime.worker --port=8000`; its help says how to protect it. A worker that
-  dies costs its part of the round, which another one does again. Arguments are serialised: the runtimes that run on
-  this machine are faster for small rounds.
+  Start a worker with `python -m fednar_tff.runtime.worker --port=8000`; its help says how to
+  protect it. A worker that dies costs its part of the round, which another one does again.
+  Arguments are serialised: the runtimes that run on this machine are faster for small rounds.
 
   Args:
     workers: The addresses of the workers, each 'host:port'.
@@ -179,11 +164,12 @@ def create_remote_context(
     raise ValueError('`workers` must be the address of at least one worker, found none.')
   for address in workers:
     host, _, port = address.rpartition(':')
-    if not host or not port.isdigit() or int(port) not in worker_process.PORTS:
+    if not host or not port.isdigit() or int(port) not in launcher.PORTS:
       raise ValueError(
-        f"`workers` must be addresses 'host:port' with a port up to {worker_process.PORTS[-1]}, found {address!r}."
+        f"`workers` must be addresses 'host:port' with a port up to {launcher.PORTS[-1]}, "
+        f'found {address!r}.'
       )
-  connected = [_Worker(address, default_num_clients) for address in workers]
+  connected = [_RemoteWorker(address, default_num_clients) for address in workers]
   silent = [worker.address for worker in connected if not worker.answers(_SECONDS_TO_CONNECT)]
   if silent:
     raise WorkerLostError(

@@ -1,8 +1,8 @@
 """Runs a command that ends when this script's parent does, however the parent ends.
 
-Started by path, as `python -I -S _supervisor.py <parent pid> <command> [<argument> ...]`, never imported: it needs
-nothing but the standard library, so it is up in milliseconds. A process of its own is the only watcher that
-still lives after `kill -9` of the parent.
+Started by path, as `python -I -S supervisor.py <parent pid> <command> [<argument> ...]`, never
+imported: it needs nothing but the standard library, so it is up in milliseconds. A process of its
+own is the only watcher that still lives after `kill -9` of the parent.
 """
 
 import ctypes

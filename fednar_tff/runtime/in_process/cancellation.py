@@ -1,7 +1,7 @@
 """Stops TensorFlow functions that run in other threads.
 
-TensorFlow has no public name for this. Without it, Ctrl-C would wait until the clients that train at that moment
-have finished, because Python cannot end a thread that is inside C++ code.
+TensorFlow has no public name for this. Without it, Ctrl-C would wait until the clients that train
+at that moment have finished, because Python cannot end a thread that is inside C++ code.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from tensorflow.python.eager import cancellation
 
 @contextlib.contextmanager
 def cancelled_on_error():
-  """Within the block, functions run in any thread; those that still run when it raises are stopped."""
+  """Stops the functions that still run, in any thread, when the block raises an error."""
   manager = cancellation.CancellationManager()
   with cancellation.CancellationManagerContext(manager):
     try:

@@ -2,63 +2,46 @@
 
 import tensorflow_federated as tff
 
-from fednar_tff.runtime import grpc_worker, worker_process
+from fednar_tff.runtime.workers import connection, execution, launcher
 
 _SECONDS_TO_START = 60.0
 
 
-class _LocalWorker:
+class _LocalWorker(execution.Worker):
   """Starts a worker at the first call, and a new one when it has died."""
 
   def __init__(self, max_concurrent_computation_calls: int):
+    super().__init__()
     self._max_concurrent_computation_calls = max_concurrent_computation_calls
     self._process = None
     self._connection = None
-    self._interrupted = False
 
-  def get_stub(self) -> tff.framework.RemoteExecutorGrpcStub:
-    if self._interrupted:
-      raise RuntimeError('The computation was interrupted.')
+  def _connect(self):
     if self._process is None or not self._process.is_running:
-      self._process = worker_process.WorkerProcess(
+      self._process = launcher.WorkerProcess(
         max_concurrent_computation_calls=self._max_concurrent_computation_calls
       )
-      self._connection = grpc_worker.Connection(f'localhost:{self._process.port}')
+      self._connection = connection.Connection(f'localhost:{self._process.port}')
       if not self._connection.wait_until_ready(_SECONDS_TO_START):
         self._process.stop()
         raise RuntimeError(f"TFF's worker did not answer within {_SECONDS_TO_START:.0f} s.")
     return self._connection.stub
 
-  def interrupt(self) -> None:
-    """Ends the worker and, until `resume`, starts no other: TFF retries on its own when a worker dies."""
-    self._interrupted = True
+  def _disconnect(self):
     if self._process is not None:
       self._process.stop()
 
-  def resume(self) -> None:
-    self._interrupted = False
 
-
-class _NativeContext(tff.framework.SyncExecutionContext):
-  """TFF's synchronous execution context on a worker of our own."""
+class _NativeContext(execution.WorkerContext):
+  """Runs computations on a worker of our own."""
 
   def __init__(self, worker: _LocalWorker, default_num_clients: int):
-    super().__init__(
-      grpc_worker.executor_factory(worker.get_stub, default_num_clients),
-      tff.backends.native.desugar_and_transform_to_native,
-      transform_args=tff.tensorflow.transform_args,
-      transform_result=tff.tensorflow.transform_result,
-    )
+    super().__init__(worker, default_num_clients)
     self._worker = worker
 
   def invoke(self, comp, arg):
-    self._worker.resume()
-    try:
+    with execution.interruptible([self._worker]):
       return super().invoke(comp, arg)
-    except (KeyboardInterrupt, SystemExit):
-      # The worker would compute to the end, and the end of this process would wait for it.
-      self._worker.interrupt()
-      raise
 
   def describe(self) -> dict[str, object]:
     return {'runtime': 'native', 'devices': ('CPU of one local TFF worker',)}
@@ -67,15 +50,15 @@ class _NativeContext(tff.framework.SyncExecutionContext):
 def create_native_context(
   default_num_clients: int = 0, max_concurrent_computation_calls: int = -1
 ) -> tff.framework.SyncContext:
-  """Creates TFF's local C++ runtime, whose worker ends with this process in every way a process can end.
+  """Creates TFF's local C++ runtime, whose worker ends with this process, however that ends.
 
-  The worker starts at the first computation. It ends with the context, at a normal exit, after an exception or
-  Ctrl-C, and after SIGTERM or `kill -9` of this process.
+  The worker starts at the first computation. It ends with the context, at a normal exit, after an
+  exception or Ctrl-C, and after SIGTERM or `kill -9` of this process.
 
   Args:
     default_num_clients: The number of clients of a computation whose arguments do not tell it.
-    max_concurrent_computation_calls: How many calls of one computation the worker runs at the same time; not
-      positive means no limit.
+    max_concurrent_computation_calls: How many calls of one computation the worker runs at the same
+      time; not positive means no limit.
 
   Returns:
     A context for `tff.framework.set_default_context`.

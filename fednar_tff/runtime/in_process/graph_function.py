@@ -7,9 +7,9 @@ import weakref
 
 import tensorflow as tf
 
-from fednar_tff.runtime import _call_options
+from fednar_tff.runtime.in_process import call_options
 
-# Never reused in a process: names are what TensorFlow tells variables and library functions apart by.
+# No number is used twice in a process: TensorFlow knows variables and functions by their names.
 _copy_numbers = itertools.count()
 # Temporary variables of equal name are one and the same, in whatever graphs of the process.
 _temporary_variables = threading.Lock()
@@ -59,14 +59,14 @@ def _rename_resources(graph_def: tf.compat.v1.GraphDef, suffix: str) -> None:
 
 
 def _remove_temporary_variables(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Keeps TensorFlow from making temporary variables (see `_call_options`) of sums."""
+  """Keeps TensorFlow from making temporary variables (see `call_options`) of sums."""
   for node in _all_nodes(graph_def):
     if node.op == 'AccumulateNV2':
       node.op = 'AddN'
       del node.attr['shape']
     if 'config_proto' in node.attr:
       config = node.attr['config_proto']
-      config.s = _call_options.without_memory_optimizer(config.s).SerializeToString()
+      config.s = call_options.without_memory_optimizer(config.s).SerializeToString()
 
 
 def _destroy_variables(variables: list[dict], device: str) -> None:
@@ -96,7 +96,8 @@ class _Copy:
       self._extra_arguments.append(tf.constant(suffix))
     fetches = [graph.get_tensor_by_name(name) for name in flatten_binding(tensorflow_proto.result)]
     feeds = [graph.get_tensor_by_name(name) for name in feeds]
-    # With a signature, TensorFlow calls without first trying, and failing, to match one that is empty: 8 times faster.
+    # With a signature, TensorFlow does not first try, and fail, to match an empty one: 8 times
+    # faster.
     signature = tuple(
       tf.TensorSpec.from_tensor(feed, name=f'argument_{i}') for i, feed in enumerate(feeds)
     )
@@ -129,14 +130,16 @@ class _Copy:
 class GraphFunction:
   """A TensorFlow computation of TFF that any number of threads may call at the same time.
 
-  Variables in a graph are found by their names, so two calls at the same time need two copies. A copy that is not in
-  use is taken again: there are never more of them than calls at the same time. A graph without state needs only one.
+  Variables in a graph are found by their names, so two calls at the same time need two copies. A
+  copy that is not in use is taken again: there are never more of them than calls at the same time.
+  A graph without state needs only one.
 
-  Nothing else in a graph is shared by calls at the same time. What was looked at: stacks and tensor arrays have
-  numbers of their own, and lists are values; each call has its own rendezvous and step id, so sends between devices
-  and scoped allocators do not meet; functions of datasets have step containers of their own; tables, queues and
-  iterators have the attribute `shared_name` or no name at all. Temporary variables are what is left: TensorFlow's
-  optimizer is kept from making them, and graphs that were written with some run one at a time.
+  Nothing else in a graph is shared by calls at the same time. What was looked at: stacks and tensor
+  arrays have numbers of their own, and lists are values; each call has its own rendezvous and step
+  id, so sends between devices and scoped allocators do not meet; functions of datasets have step
+  containers of their own; tables, queues and iterators have the attribute `shared_name` or no name
+  at all. Temporary variables are what is left: TensorFlow's optimizer is kept from making them, and
+  graphs that were written with some run one at a time.
   """
 
   def __init__(self, tensorflow_proto):
@@ -163,7 +166,7 @@ class GraphFunction:
     Returns:
       A tensor for each leaf of the result.
     """
-    with tf.device(device), self._turn, _call_options.memory_optimizer_off():
+    with tf.device(device), self._turn, call_options.memory_optimizer_off():
       if not self._has_state:
         return self._shared_copy()(arguments)
       copy = self._take_copy(device)

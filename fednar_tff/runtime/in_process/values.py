@@ -8,18 +8,18 @@ import tensorflow_federated as tff
 
 # The device whose memory holds datasets, and what is to outlive a client's turn.
 HOST = '/device:CPU:0'
-# NumPy's letters for the kinds of numbers; TFF converts within a row, never from one row to another.
+# NumPy's letters for kinds of numbers. TFF converts within a row, never from one row to another.
 _KINDS = ('b', 'iu', 'f', 'c', 'SUO')
 
 
 def _check_tensor(shape, dtype: np.dtype, type_spec: tff.TensorType) -> None:
   if not tf.TensorShape(type_spec.shape).is_compatible_with(shape):
-    raise TypeError(f'Expected a tensor of type {type_spec}, found one of shape {tuple(shape)}.')
+    raise TypeError(f'A tensor must be of type {type_spec}, found one of shape {tuple(shape)}.')
   expected = type_spec.dtype
   same_kind = any(dtype.kind in kinds and expected.kind in kinds for kinds in _KINDS)
   fits = expected.kind == 'U' or np.can_cast(dtype, expected)
   if dtype != expected and not (same_kind and fits):
-    raise TypeError(f'Expected a tensor of type {type_spec}, found one of dtype {dtype}.')
+    raise TypeError(f'A tensor must be of type {type_spec}, found one of dtype {dtype}.')
 
 
 def from_python(value: object, type_spec: tff.TensorType) -> tf.Tensor:
@@ -40,7 +40,7 @@ def from_python(value: object, type_spec: tff.TensorType) -> tf.Tensor:
     value = value.read_value()
   if tf.is_tensor(value) and value.dtype == dtype:
     if not tf.TensorShape(type_spec.shape).is_compatible_with(value.shape):
-      raise TypeError(f'Expected a tensor of type {type_spec}, found one of shape {value.shape}.')
+      raise TypeError(f'A tensor must be of type {type_spec}, found one of shape {value.shape}.')
     return value
   is_python = not isinstance(value, (np.ndarray, np.generic)) and not tf.is_tensor(value)
   array = np.asarray(value)
@@ -65,14 +65,15 @@ def to_tensor(value: object) -> tf.Tensor:
 
 
 def device_suffix(device: str) -> str:
-  """Returns how the full name of a device ends that is given as 'GPU:0', '/device:GPU:0' or by its full name."""
+  """Returns the end of a device's full name, whether it is given as 'GPU:0' or in full."""
   return ':' + device.upper().split('DEVICE:')[-1].lstrip('/')
 
 
 def on_device(value: object, device: str) -> object:
-  """Returns the same leaf in the memory of a device; one that is there, or that is not floating-point, as it is.
+  """Returns a leaf in the memory of a device; a leaf that is there already as it is.
 
-  Integers stay: what TensorFlow does with them on a GPU (counters, shapes) it mostly does in the host's memory.
+  Only floating-point numbers move. What TensorFlow does with integers on a GPU (counters, shapes)
+  it mostly does in the host's memory.
 
   Args:
     value: A tensor, or another leaf.
@@ -91,14 +92,14 @@ def elements_of(value: object, type_spec: tff.StructType) -> list[object]:
   elements = tff.structure.from_container(value)
   if len(elements) != len(type_spec):
     raise TypeError(
-      f'Expected a structure of type {type_spec}, found one of {len(elements)} elements.'
+      f'A structure must be of type {type_spec}, found one of {len(elements)} elements.'
     )
   names = tff.structure.name_list_with_nones(type_spec)
   if None not in names and set(names) == set(tff.structure.name_list(elements)):
     return [elements[name] for name in names]
   for found, expected in zip(tff.structure.name_list_with_nones(elements), names, strict=True):
     if found not in (None, expected):
-      raise TypeError(f'Expected a structure of type {type_spec}, found an element named {found}.')
+      raise TypeError(f'A structure must be of type {type_spec}, found an element named {found}.')
   return list(elements)
 
 
@@ -108,7 +109,8 @@ def flatten(value: object, type_spec: tff.Type, *, keep_arrays: bool = False) ->
   Args:
     value: What the caller gives.
     type_spec: Its type.
-    keep_arrays: Whether NumPy arrays that are of the right type stay what they are, and where: `to_tensor` makes tensors of them.
+    keep_arrays: Whether NumPy arrays of the right type stay arrays. `to_tensor` makes tensors of
+      them later.
   """
   if isinstance(type_spec, tff.StructType):
     return [
@@ -139,11 +141,12 @@ def _to_dataset(value: object, type_spec: tff.SequenceType) -> tf.data.Dataset:
     )
   if not isinstance(value, tf.data.Dataset):
     raise TypeError(
-      f'Expected a tf.data.Dataset or a list for {type_spec}, found {type(value).__name__}.'
+      f'A value of type {type_spec} must be a tf.data.Dataset or a list, '
+      f'found {type(value).__name__}.'
     )
   found = tff.SequenceType(tff.types.tensorflow_to_type(value.element_spec))
   if not type_spec.is_assignable_from(found):
-    raise TypeError(f'Expected a dataset of type {type_spec}, found one of type {found}.')
+    raise TypeError(f'A dataset must be of type {type_spec}, found one of type {found}.')
   return value
 
 
@@ -207,7 +210,8 @@ def dataset_from_leaves(rows: list[list[tf.Tensor]], element_type: tff.Type) -> 
   """Makes a dataset of elements that are given by their leaves.
 
   Args:
-    rows: The leaves of each element; only equal types are asked for, the shapes may differ from row to row.
+    rows: The leaves of each element. Their types are equal, their shapes may differ from row to
+      row.
     element_type: The type of an element.
 
   Returns:
