@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from fednar_tff import resident
 from fednar_tff.tasks import batches
 from fednar_tff.tasks import partition as partition_lib
 
@@ -122,8 +123,9 @@ class Task(tff.simulation.baselines.BaselineTask):
     seeds = batches.make_step_seeds(len(index), client_id, round_num, seed=seed)
     size = {'num_examples': np.int32(len(rows))} if with_size else {}
     with tf.device('CPU:0'):
-      return tf.data.Dataset.from_tensors(
-        collections.OrderedDict(data=self._with_seed(data, seeds), index=index, **size)
+      return resident.make_dataset(
+        collections.OrderedDict(data=self._with_seed(data, seeds), index=index, **size),
+        resident=() if own_rows_only else tf.nest.flatten(self._arrays),
       )
 
   def client_batches(

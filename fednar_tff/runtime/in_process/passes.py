@@ -32,6 +32,11 @@ class Pass:
     """The slots that the client steps read."""
     return {slot for step in self.client_steps for slot in step.reads}
 
+  @property
+  def needs(self) -> set[int]:
+    """The slots that a process needs to run some of the clients and to sum up what they send."""
+    return self.reads | {slot for step in self.aggregations for slot in step.reads}
+
   def ran_on(self, slots: steps.Values, device: str) -> str:
     """Returns where a client has run: on its device, unless a step's results are elsewhere."""
     for step in self.client_steps:
@@ -95,12 +100,13 @@ def _split(
   return passes[::-1]
 
 
-def make_plan(block: tff.framework.ComputationBuildingBlock) -> Plan:
+def make_plan(block: tff.framework.ComputationBuildingBlock, *, with_merge: bool = False) -> Plan:
   """Makes the plan of a computation.
 
   Args:
     block: A function in which `tff.tensorflow.replace_intrinsics_with_bodies` has left only the
       basic intrinsics.
+    with_merge: Whether the plan is for several processes, whose sums are merged.
 
   Returns:
     The plan.
@@ -109,7 +115,7 @@ def make_plan(block: tff.framework.ComputationBuildingBlock) -> Plan:
     NotImplementedError: If the computation contains something that this runtime cannot run; the
       message names it.
   """
-  tracer = tracing.Tracer()
+  tracer = tracing.Tracer(with_merge)
   parameter_type = block.type_signature.parameter
   parameter = None if parameter_type is None else tracer.new_tree(parameter_type)
   function = tracer.trace(block, collections.ChainMap(), False)
