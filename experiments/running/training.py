@@ -49,7 +49,7 @@ def train(settings, quiet=False):
     ConnectionError,
   ) as e:
     raise UsageError(str(e)) from e
-  except ValueError as e:
+  except (ValueError, ImportError) as e:
     if not _is_ours(e, fednar_tff):
       raise
     raise UsageError(str(e)) from e
@@ -93,7 +93,7 @@ def _start(settings, seeds, task, process, path, work):
     sampling_seed=seeds.sampling,
     batch_seed=seeds.batches,
     **work,
-    share_data=settings['runtime'] == 'in_process',
+    share_data=settings['runtime'] in ('in_process', 'cluster'),
     client_states_in_memory=settings.get('client_state_storage') != 'disk',
     rounds_per_client_evaluation=settings['rounds_per_client_evaluation'] or None,
     stop_on_divergence=settings['stop_on_divergence'] or None,

@@ -46,7 +46,7 @@ def call(*arguments, cwd=ROOT, module='experiments.train'):
     (['--learning_rate_schedule=constant', '--weight_decay_schedule=constant', '--first_round_decays'], '--first_round_decays means nothing with --learning_rate_schedule=constant and --weight_decay_schedule=constant; it goes with a schedule exponential.'),
     (['--algorithm=fed_adam', '--server_variant=reference', '--learning_rate_schedule=constant'], '--server_variant=reference decays with the learning rate and needs --learning_rate_schedule=exponential, found constant.'),
     (['--max_norm=0'], '--max_norm=0.0 is out of range: it takes a positive number.'),
-    (['--runtime=native', '--notf32'], '--tf32 means nothing with --runtime=native; it goes with runtime in_process.'),
+    (['--runtime=native', '--notf32'], '--tf32 means nothing with --runtime=native; it goes with runtime in_process, cluster.'),
     (['--clients_per_device=0'], '--clients_per_device=0 is out of range: it takes a positive number.'),
     (['--client_optimizer=sgd', '--max_norm=1'], '--max_norm means nothing with --client_optimizer=sgd; it goes with client_optimizer nar, clip.'),
     (['--proximal_strength=0.1'], '--proximal_strength means nothing with --algorithm=fed_avg; it goes with algorithm fed_prox.'),

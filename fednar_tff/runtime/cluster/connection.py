@@ -35,7 +35,7 @@ def connect(
   if not ray.is_initialized():
     _check_address(address)
     try:
-      ray.init(address=address, log_to_driver=False, logging_level='error')
+      local_ray.init(ray, address)
     except (ConnectionError, RuntimeError, ValueError) as e:
       reason = ' '.join(str(e).split())
       raise remote.WorkerLostError(f'No Ray cluster answers at {address!r}: {reason}') from e

@@ -224,7 +224,7 @@ def create_cluster_context(
   context.create_in_process_context(
     devices=[values.HOST], deterministic=deterministic, allow_tf32=allow_tf32
   )
-  num_cpus = max(os.cpu_count(), (num_workers or 1) * cpus_per_worker)
+  num_cpus = num_workers * cpus_per_worker if num_workers else os.cpu_count()
   started, ray = connection.connect(address, num_cpus, object_store_memory)
   per_worker = {'CPU': cpus_per_worker, 'GPU': gpus_per_worker}
   num_workers = connection.check_resources(ray, per_worker, num_workers)

@@ -8,11 +8,11 @@ import os
 import pathlib
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import weakref
 from typing import Any
 
@@ -21,11 +21,15 @@ from absl import logging
 from fednar_tff.runtime.workers import launcher
 
 _SECONDS_TO_START = 90
+# What `ray start` says when it is ready.
+_STARTED = 'Ray runtime started'
 # Ray reads these when it is imported. The first keeps it on loopback, on Linux, too.
 _ENVIRONMENT = {
   'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER': '0',
   'RAY_USAGE_STATS_ENABLED': '0',
   'RAY_AUTH_MODE': 'token',
+  # As any program: Ray would let others go first.
+  'RAY_worker_niceness': '0',
 }
 _prepared = False
 # The one that runs; several contexts share it.
@@ -41,6 +45,13 @@ def import_ray() -> Any:
       "The cluster runtime needs Ray, which the extra [cluster] brings: pip install 'fednar_tff[cluster]'"
     ) from e
   return ray
+
+
+def init(ray: Any, address: str) -> None:
+  """Connects this process to a cluster, without what Ray says to all its users."""
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore', FutureWarning)
+    ray.init(address=address, log_to_driver=False, logging_level='error')
 
 
 def is_connected() -> bool:
@@ -90,6 +101,7 @@ class LocalRay:
       *(sys.executable, '-m', 'ray.scripts.scripts', 'start', '--head', '--block'),
       *(f'--node-ip-address={host}', f'--port={port}', f'--num-cpus={num_cpus}'),
       *('--include-dashboard=false', '--disable-usage-stats', f'--temp-dir={folder}'),
+      *('--min-worker-port=0', '--max-worker-port=0'),  # Any that is unused.
       f'--ray-client-server-port={launcher.unused_port()}',
     ]
     if object_store_memory is not None:
@@ -100,25 +112,20 @@ class LocalRay:
         command, stdout=log, stderr=subprocess.STDOUT, folder=folder
       )
     self.stop = weakref.finalize(self, _stop, supervisor, folder)
-    self._wait(supervisor, host, port)
-    ray.init(address=f'{host}:{port}', log_to_driver=False, logging_level='error')
+    self._wait(supervisor)
+    init(ray, f'{host}:{port}')
     global _running
     _running = weakref.ref(self)
 
-  def _wait(self, supervisor, host, port):
+  def _wait(self, supervisor):
     deadline = time.monotonic() + _SECONDS_TO_START
-    while not _answers(host, port):
+    while _STARTED not in (said := self._log.read_text(errors='replace')):
       if supervisor.poll() is not None or time.monotonic() > deadline:
-        lines = self._log.read_text(errors='replace').split('\n')
+        lines = said.split('\n')
         said = next((line.strip() for line in reversed(lines) if line.strip()), 'nothing')
         self.stop()
         raise RuntimeError(f'Ray did not start on this machine; it said: {said}')
       time.sleep(0.1)
-
-
-def _answers(host: str, port: int) -> bool:
-  with socket.socket() as probe:
-    return probe.connect_ex((host, port)) == 0
 
 
 def _stop(supervisor: subprocess.Popen, folder: pathlib.Path) -> None:

@@ -41,9 +41,10 @@ class _Member:
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-  """What a worker has been asked for: a piece of the round with this number, or to start."""
+  """What a worker has been asked for: a piece of the round with this number, or something else."""
 
   member: _Member
+  actor: Any
   since: float
   piece: int | None = None
   round: int | None = None
@@ -148,7 +149,7 @@ class Team:
   def _start(self, member):
     member.description = None
     member.actor = self._new_actor()
-    job = _Job(member, time.monotonic())
+    job = _Job(member, member.actor, time.monotonic())
     self._jobs[member.actor.describe.remote()] = job
 
   def _idle(self):
@@ -156,7 +157,7 @@ class Team:
     return [m for m in self._members if m.number not in busy and not m.is_given_up]
 
   def _ask(self, member, piece, call):
-    job = _Job(member, time.monotonic(), piece, self._round)
+    job = _Job(member, member.actor, time.monotonic(), piece, self._round)
     self._jobs[call(member.actor, piece)] = job
 
   def _finished_jobs(self):
@@ -178,22 +179,25 @@ class Team:
       ) as e:
         yield from self._lose(job, str(e).split('\n')[0])
         continue
-      if job.piece is None:
+      if job.round == self._round:
+        yield job.piece, result
+      elif job.round is None and result is not None:
         job.member.description = result
         job.member.failed_starts = 0
-      elif job.round == self._round:
-        yield job.piece, result
     yield from self._lose_those_that_hang()
 
   def _lose(self, job, reason):
-    member = job.member
-    if job.piece is None:
+    if job.actor is job.member.actor:  # Otherwise, another job of it has told that it is lost.
+      self._replace(job.member, reason)
+    if job.round == self._round:
+      yield job.piece, None
+
+  def _replace(self, member, reason):
+    if member.description is None:
       member.failed_starts += 1
     else:
       self.num_lost += 1
       logging.warning('The %s is lost (%s); its clients are done again by others.', member, reason)
-      if job.round == self._round:
-        yield job.piece, None
     self._ray.kill(member.actor)
     if not member.is_given_up:
       self._start(member)
@@ -218,9 +222,11 @@ class Team:
   def _abandon(self):
     """Stops what the workers do for a round that is over before its end."""
     self._round += 1
-    for job in self._jobs.values():
+    for job in list(self._jobs.values()):
       if job.piece is not None:
-        job.member.actor.cancel.options(concurrency_group=CONTROL).remote()
+        # A job, too: until it is done, the worker gets no piece that it could stop by mistake.
+        stopped = job.actor.cancel.options(concurrency_group=CONTROL).remote()
+        self._jobs[stopped] = _Job(job.member, job.actor, time.monotonic())
 
 
 def _resources(ray) -> str:

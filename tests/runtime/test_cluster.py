@@ -1,0 +1,357 @@
+"""The cluster runtime, on a Ray of this machine: results, bytes, lost workers, nothing left behind.
+
+`test_agreement.py` compares it with TFF's own runtime; `test_cluster_slow.py` has what takes long.
+"""
+
+import os
+import pathlib
+import shutil
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
+from fednar_tff.runtime.cluster import context as cluster_context
+from fednar_tff.runtime.cluster import team
+
+pytest.importorskip('ray')
+
+_ALGORITHMS = ('fed_avg', 'fed_prox', 'scaffold', 'fed_exp', 'fed_adam', 'fed_avgm')
+_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
+
+
+@tff.tensorflow.computation(np.float32)
+def _slow_square_root(x):
+  end = tf.while_loop(lambda i: i < 20_000, lambda i: (i + 1,), (0,))[0]
+  return tf.sqrt(x) + tf.cast(0 * end, tf.float32)
+
+
+@tff.federated_computation(_FLOATS)
+def _sum_of_roots(x):
+  return tff.federated_sum(tff.federated_map(_slow_square_root, x))
+
+
+@tff.federated_computation(_FLOATS)
+def _roots(x):
+  return tff.federated_map(_slow_square_root, x)
+
+
+_NUMBERS = [np.float32(x) for x in range(1, 25)]
+
+
+@pytest.fixture(scope='module')
+def cluster():
+  return runtime.create_cluster_context(num_workers=2, object_store_memory=2 * 10**8)
+
+
+@pytest.fixture(scope='module')
+def task():
+  return tasks.create_task('synthetic', num_clients=6)
+
+
+def _worker_pids(context):
+  return [worker['process'] for worker in context._team.descriptions]
+
+
+def _wait_for_workers(context, number):
+  deadline = time.monotonic() + 120
+  while context.describe()['num_workers'] < number and time.monotonic() < deadline:
+    context.invoke(_sum_of_roots, _NUMBERS[:2])
+  assert context.describe()['num_workers'] == number
+
+
+@pytest.mark.parametrize(
+  ('num_clients', 'num_pieces'), [(20, 8), (1, 8), (3, 8), (500, 16), (7, 1)]
+)
+def test_pieces_are_all_clients_in_order_and_small_at_the_end(num_clients, num_pieces):
+  pieces = cluster_context.cut(num_clients, num_pieces)
+  assert [i for piece in pieces for i in piece] == list(range(num_clients))
+  assert 1 <= len(pieces) <= num_pieces and len(pieces[-1]) <= len(pieces[0])
+
+
+@pytest.mark.parametrize('algorithm', _ALGORITHMS)
+def test_algorithms_train_as_in_process_and_resume_to_the_same_bits(
+  cluster, task, algorithm, tmp_path
+):
+  arguments = {'num_clients': 6} if algorithm == 'scaffold' else {}
+  process = algorithms.get_builder(algorithm)(
+    task.functional_model_fn(),
+    client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
+    loop_implementation=algorithms.PACKED,
+    **arguments,
+  )
+
+  def start(path, total_rounds=4):
+    return simulation.run(
+      task,
+      process,
+      output_dir=path,
+      total_rounds=total_rounds,
+      clients_per_round=4,
+      batch_size=10,
+      local_steps=2,
+      rounds_per_evaluation=2,
+      rounds_per_checkpoint=2,
+      seed=4,
+    )
+
+  with tff.framework.get_context_stack().install(cluster):
+    whole = start(tmp_path / 'whole')
+    whole.finish()
+    start(tmp_path / 'parts', total_rounds=2).finish()
+    parts = start(tmp_path / 'parts')
+    assert parts.round_num == 2
+    parts.finish()
+  with tff.framework.get_context_stack().install(runtime.create_in_process_context()):
+    expected = start(tmp_path / 'in_process')
+    expected.finish()
+  metrics = [(tmp_path / name / 'metrics.csv').read_bytes() for name in ('whole', 'parts')]
+  assert metrics[0] == metrics[1]
+  for x, y, z in zip(_values(whole), _values(parts), _values(expected), strict=True):
+    np.testing.assert_array_equal(x, y)
+    np.testing.assert_allclose(x, z, rtol=1e-5, atol=1e-5)
+
+
+def _values(run):
+  values = [np.asarray(w) for w in tf.nest.flatten(list(run.model_weights.trainable))]
+  if run.client_states is not None:
+    ids = run.client_states.client_ids()
+    assert ids
+    values += [np.asarray(x) for x in tf.nest.flatten(run.client_states.get(ids))]
+  return values
+
+
+def test_the_result_does_not_depend_on_who_is_faster(cluster):
+  expected = cluster.invoke(_sum_of_roots, _NUMBERS)
+  slow = psutil.Process(_worker_pids(cluster)[0])
+  slow.suspend()
+  threading.Timer(1.0, slow.resume).start()
+  assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
+  np.testing.assert_allclose(expected, np.sum(np.sqrt(_NUMBERS)), rtol=1e-6)
+  assert cluster.describe()['lost_workers'] == 0
+
+
+def test_values_of_clients_come_back_in_client_order(cluster):
+  slow = psutil.Process(_worker_pids(cluster)[0])
+  slow.suspend()
+  threading.Timer(1.0, slow.resume).start()
+  np.testing.assert_allclose(cluster.invoke(_roots, _NUMBERS), np.sqrt(_NUMBERS), rtol=1e-6)
+
+
+def test_a_client_that_fails_is_named(cluster):
+  @tff.tensorflow.computation(np.float32)
+  def check(x):
+    with tf.control_dependencies([tf.debugging.assert_less(x, 20.0)]):
+      return tf.identity(x)
+
+  @tff.federated_computation(_FLOATS)
+  def run(x):
+    return tff.federated_sum(tff.federated_map(check, x))
+
+  with pytest.raises(runtime.ClientError, match='^Client 19 failed') as error:
+    cluster.invoke(run, _NUMBERS[:20])
+  assert error.value.client_index == 19 and '\n' not in str(error.value)
+  assert cluster.invoke(run, _NUMBERS[:3]) == 6  # The workers go on.
+
+
+def test_a_round_sends_weights_updates_and_indices_only(cluster):
+  task = tasks.create_task('digits', num_clients=20)
+  process = algorithms.build_fed_avg(
+    task.functional_model_fn(),
+    client_optimizer_fn=optimizers.build_nar(0.1, 0.01),
+    loop_implementation=algorithms.PACKED,
+  )
+  arrays = sum(leaf.numpy().nbytes for leaf in tf.nest.flatten(task._arrays))
+  sent = []
+  with tff.framework.get_context_stack().install(cluster):
+    state = process.initialize()
+    for round_num in range(2):
+      data = [
+        task.packed_client(i, round_num, batch_size=20, local_steps=5, seed=0)
+        for i in task.partition.client_ids
+      ]
+      state = process.next(state, data).state
+      sent.append(cluster.describe()['bytes_in_last_round'])
+  assert arrays <= sent[0]['data'] <= 2 * 1.01 * arrays  # At most once to each worker.
+  assert set(sent[1]) == {'clients', 'results', 'server_values'}
+  weights = sum(w.nbytes for w in tf.nest.flatten(list(process.get_model_weights(state).trainable)))
+  num_pieces = len(cluster_context.cut(20, 8))
+  indices = 20 * 5 * (20 + 2) * 4  # Of each of 20 clients: 5 batches of 20 rows, and 2 seeds each.
+  assert sum(sent[1].values()) <= 1.1 * (2 * weights + num_pieces * weights + indices)
+  assert sent[1]['clients'] < 3 * indices
+
+
+def test_a_dataset_that_is_given_again_is_not_sent_again(cluster):
+  @tff.tensorflow.computation(tff.SequenceType(np.float32))
+  def add(dataset):
+    return dataset.reduce(np.float32(0), lambda x, y: x + y)
+
+  @tff.federated_computation(tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS))
+  def run(x):
+    return tff.federated_sum(tff.federated_map(add, x))
+
+  datasets = [tf.data.Dataset.from_tensor_slices(np.ones([10_000], np.float32)) for _ in range(4)]
+  before = len(cluster._store.keys)
+  for _ in range(2):
+    assert cluster.invoke(run, datasets) == 40_000
+    assert cluster.describe()['bytes_in_last_round']['clients'] < 10_000
+  assert len(cluster._store.keys) == before + 5  # With the computation.
+  del datasets
+  assert len(cluster._store.keys) == before + 1
+
+
+def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(cluster):
+  expected = cluster.invoke(_sum_of_roots, _NUMBERS)
+  victim = psutil.Process(_worker_pids(cluster)[0])
+  victim.suspend()  # So that it surely has a piece when it dies.
+  threading.Timer(0.5, victim.kill).start()
+  assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
+  assert cluster.describe()['lost_workers'] == 1
+  _wait_for_workers(cluster, 2)
+  assert victim.pid not in _worker_pids(cluster)
+  assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
+
+
+def test_a_worker_that_hangs_counts_as_dead_after_a_stated_time(cluster, monkeypatch):
+  expected = cluster.invoke(_sum_of_roots, _NUMBERS)
+  monkeypatch.setattr(cluster._team, '_seconds_until_lost', 2.0)
+  lost = cluster.describe()['lost_workers']
+  psutil.Process(_worker_pids(cluster)[1]).suspend()
+  assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
+  assert cluster.describe()['lost_workers'] == lost + 1
+  monkeypatch.undo()
+  _wait_for_workers(cluster, 2)
+
+
+def test_no_worker_left_is_one_clear_error(cluster, monkeypatch):
+  monkeypatch.setattr(team, '_SECONDS_TO_START', 0.2)
+  for pid in _worker_pids(cluster):
+    os.kill(pid, signal.SIGKILL)
+  with pytest.raises(runtime.WorkerLostError, match='No worker is left: all 2 are lost') as error:
+    cluster.invoke(_sum_of_roots, _NUMBERS)
+  assert '\n' not in str(error.value)
+  monkeypatch.undo()
+  _wait_for_workers(cluster, 2)
+
+
+def test_ray_listens_on_loopback_only(cluster):
+  addresses = {
+    connection.laddr.ip.removeprefix('::ffff:')
+    for process in psutil.Process().children(recursive=True)
+    for connection in process.net_connections()
+    if connection.status == psutil.CONN_LISTEN
+  }
+  assert addresses == {'127.0.0.1'}
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ({'num_workers': 0}, '`num_workers` must be at least 1, found 0'),
+    ({'num_pieces': 0}, '`num_pieces` must be at least 1, found 0'),
+    ({'gpus_per_worker': -1}, '`gpus_per_worker` must be at least 0, found -1'),
+    ({'num_workers': 1000}, 'room for .* workers with 1 each; `num_workers` is 1000'),
+    ({'gpus_per_worker': 1}, 'The cluster has 0 GPUs'),
+  ],
+)
+def test_what_cannot_be_is_refused_at_once(cluster, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    runtime.set_cluster_context(**arguments)
+
+
+def test_without_ray_the_error_names_the_extra(run_python):
+  output = run_python(
+    """
+import sys
+sys.modules['ray'] = None
+from fednar_tff import runtime
+try:
+  runtime.set_cluster_context()
+except ImportError as e:
+  print(e)
+"""
+  )
+  assert len(output.splitlines()) == 1 and "pip install 'fednar_tff[cluster]'" in output
+
+
+def test_a_silent_address_is_named_within_seconds(run_python):
+  output = run_python(
+    """
+from fednar_tff import runtime
+try:
+  runtime.set_cluster_context('127.0.0.1:9')
+except runtime.WorkerLostError as e:
+  print(e)
+"""
+  )
+  assert len(output.splitlines()) == 1 and "No Ray cluster answers at '127.0.0.1:9'" in output
+
+
+# The program prints its descendants and Ray's folder, then ends in the way it is told.
+PROGRAM = """
+import sys, tempfile, time
+import numpy as np
+import psutil
+import tensorflow as tf
+import tensorflow_federated as tff
+from fednar_tff import runtime
+
+@tff.tensorflow.computation(np.int64)
+def spin(limit):
+  return tf.while_loop(lambda i: i < limit, lambda i: (i + 1,), (tf.constant(0, tf.int64),))[0]
+
+@tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
+def run(x):
+  return tff.federated_sum(tff.federated_map(spin, x))
+
+runtime.set_cluster_context(num_workers=1, object_store_memory=10**8)
+assert run([1, 2, 3]) == 6
+print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+end = sys.argv[1]
+if end == 'exception':
+  raise ValueError('on purpose')
+if end == 'busy':
+  run([10**12] * 4)
+if end == 'wait':
+  time.sleep(600)
+"""
+
+
+def assert_nothing_is_left(process, end, signum, folder):
+  pids = [int(pid) for pid in process.stdout.readline().split()]
+  assert len(pids) > 5 and list(folder.glob('fednar_ray_*'))
+  if signum is not None:
+    time.sleep(1)
+    process.send_signal(signum)
+  started = time.monotonic()
+  process.communicate(timeout=30)
+  assert time.monotonic() - started < 10
+  deadline = time.monotonic() + 10
+  while any(map(_is_running, pids)) and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert not [pid for pid in pids if _is_running(pid)]
+  assert not list(folder.glob('fednar_ray_*'))
+
+
+def _is_running(pid):
+  try:
+    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
+
+
+def test_kill_9_of_the_driver_leaves_no_process_and_no_folder(start_python, tmp_path, monkeypatch):
+  folder = pathlib.Path('/tmp') / f'fednar_test_{os.getpid()}'
+  folder.mkdir()
+  monkeypatch.setenv('TMPDIR', str(folder))  # Short: it is part of the names of sockets.
+  try:
+    process = start_python(PROGRAM, 'busy')
+    assert_nothing_is_left(process, 'busy', signal.SIGKILL, folder)
+  finally:
+    shutil.rmtree(folder, ignore_errors=True)
