@@ -1,10 +1,11 @@
 # `make help` lists the commands. `make demo` and `make test` set everything up by themselves.
 PY := .venv/bin/python
 READY := .venv/.ready
+BENCH := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks
 # Two at a time, a file in one piece: most of a test is single-threaded tracing.
 PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile
 
-.PHONY: help setup demo test test-slow test-stress test-full bench doctor gpu-check docs dist bazel lint lock clean
+.PHONY: help setup demo test test-slow test-stress test-full bench opponents doctor gpu-check docs dist bazel lint lock clean
 
 help:  ## List the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,10 +32,16 @@ test-stress: $(READY)  ## Run clients at the same time, a thousand times over, a
 test-full: $(READY)  ## Run every algorithm once on the paper's real models (hours; needs prepared data).
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -W ignore -m tools.full_size
 
-bench: $(READY)  ## Measure speed: ratios against named opponents in the same run (about 45 minutes).
-	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.optimizer_step
-	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.rounds
-	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks.input
+bench: $(READY)  ## Measure speed against named opponents, and write docs/performance.md (over an hour; goes on where it stopped; BEFORE=checkout joins).
+	@$(BENCH).optimizer_step
+	@$(BENCH).client_data
+	@$(BENCH).rounds --resume $(if $(BEFORE),--before $(BEFORE))
+	@$(BENCH).scaling --resume
+	@$(BENCH).input || echo 'bench: left out: benchmarks.input.'
+	@$(BENCH).page --collect
+
+opponents:  ## Make the environments of the benchmarks' opponents from pinned versions (Python 3.11; about 4 GB).
+	@tools/setup_opponents.sh
 
 doctor: $(READY)  ## Say what works on this machine: versions, devices, a round on each runtime.
 	@$(PY) -m fednar_tff.doctor

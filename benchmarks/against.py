@@ -1,56 +1,50 @@
 """This checkout's rounds against those of another one, in turns: `python -m benchmarks.against ../before`.
 
-Both run in this environment. Each contender is a process of its own, as in `benchmarks.rounds`. The two take turns, and who
-goes first alternates; a turn is the fastest of three rounds. Printed are the median of the ratios of the turns, and their range.
+Both run in this environment, each in a process of its own that takes turns with the other; see
+`benchmarks.turns`. Printed are the median of the ratios of the turns, and their range.
 """
 
 import argparse
 import pathlib
-import statistics
 
-import tqdm
+from benchmarks import contenders, ratios, turns, workloads
 
-from benchmarks import rounds
-
-_CONTENDERS = (
-  'in-process, our FedAvg-NAR, packed',
-  'in-process, DATASET_ITERATOR',
-)
+_CONTENDERS = ('packed', 'in_process_iterator')
 
 
-def compare(contender: str, workload: str, other: pathlib.Path, num_turns: int) -> list[tuple]:
-  """Returns the seconds of each turn, as pairs (here, there)."""
-  pair = []
-  try:
-    for checkout in (pathlib.Path.cwd(), other):
-      pair.append(rounds.Contender(contender, workload, checkout))
-      if pair[-1].run_round() is None:  # The first round compiles.
-        raise SystemExit(f'{contender} fails in {checkout}.')
-    turns = []
-    for turn in tqdm.trange(num_turns, desc=f'{workload}, {contender}', disable=None):
-      order = (0, 1) if turn % 2 == 0 else (1, 0)
-      fastest = {i: min(pair[i].run_round() for _ in range(3)) for i in order}
-      turns.append((fastest[0], fastest[1]))
-    return turns
-  finally:
-    for process in pair:
-      process.stop()
+def compare(contender: str, workload: str, other: pathlib.Path, num_turns: int) -> dict:
+  """Returns the seconds of each turn, `here` and `there`.
+
+  Raises:
+    SystemExit: If one of them fails.
+  """
+  places = [
+    turns.Place('here', contender, workload),
+    turns.Place('there', contender, workload, other),
+  ]
+  taken = turns.take(places, num_turns, rounds_of_a_turn=3)
+  for place, reason in taken.skipped.items():
+    raise SystemExit(f'{contenders.get(contender).title} fails {place}: {reason}')
+  return taken.seconds
 
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('other', type=pathlib.Path, help='The other checkout.')
-  parser.add_argument('--workloads', nargs='+', choices=rounds.WORKLOADS, default=['A', 'B', 'T'])
+  parser.add_argument(
+    '--workloads', nargs='+', choices=workloads.WORKLOADS, default=['A', 'B', 'T']
+  )
+  parser.add_argument('--contenders', nargs='+', choices=contenders.CONTENDERS, default=_CONTENDERS)
   parser.add_argument('--turns', type=int, default=5)
   arguments = parser.parse_args()
   for workload in arguments.workloads:
-    for contender in _CONTENDERS:
-      turns = compare(contender, workload, arguments.other.resolve(), arguments.turns)
-      ratios = sorted(here / there for here, there in turns)
-      here, there = (statistics.median(seconds) for seconds in zip(*turns))
+    for contender in arguments.contenders:
+      seconds = compare(contender, workload, arguments.other.resolve(), arguments.turns)
+      ratio = ratios.ratio({'seconds': seconds}, 'here', 'there')
+      here, there = (ratios.spread(seconds[place]).median for place in ('here', 'there'))
       print(
-        f'{workload}  {statistics.median(ratios):.3f} x ({ratios[0]:.3f} to {ratios[-1]:.3f})  '
-        f'{here:.3f} s against {there:.3f} s  {contender}',
+        f'{workload}  {ratio.format(3)} x  {here:.3f} s against {there:.3f} s  '
+        f'{contenders.get(contender).title}',
         flush=True,
       )
 

@@ -17,6 +17,7 @@ import time
 
 import tensorflow as tf
 
+from benchmarks import results
 from fednar_tff import runtime, tasks
 from fednar_tff.tasks import cifar, models
 
@@ -110,6 +111,7 @@ def main():
       part()
       if turn:  # The first turn traces.
         seconds[name].append(time.perf_counter() - start)
+  results.save('input', {'kind': 'input', 'seconds': seconds})
   medians = {name: statistics.median(values) for name, values in seconds.items()}
   training = medians['train the small CNN']
   print(f'\nOne round of {CLIENTS} clients x {STEPS} steps x {BATCH} images (median of {TURNS})')

@@ -2,6 +2,7 @@
 
 Each contender takes its steps inside one `tf.function`, as in a client's local training. The contenders take turns, and
 the median over the turns is printed with its ratio to the opponents.
+The ratios, turn by turn, are kept for docs/performance.md.
 """
 
 import os
@@ -14,6 +15,7 @@ import time
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from benchmarks import results
 from fednar_tff import optimizers, runtime
 
 LEARNING_RATE, WEIGHT_DECAY, MAX_NORM = 0.01, 0.01, 10.0
@@ -80,6 +82,7 @@ def main():
     'build_clipped_sgd': optimizers.build_clipped_sgd(LEARNING_RATE, WEIGHT_DECAY, MAX_NORM),
     'build_nar': optimizers.build_nar(LEARNING_RATE, WEIGHT_DECAY, MAX_NORM),
   }
+  measured = {}
   for shapes, num_steps in ((small_shapes(), 200), (resnet_shapes(), 10)):
     size = sum(tf.TensorShape(s).num_elements() for s in shapes)
     runs = {name: build_run(optimizer, shapes, num_steps) for name, optimizer in contenders.items()}
@@ -90,12 +93,14 @@ def main():
         run()
         if turn:  # The first turn traces.
           seconds[name].append((time.perf_counter() - start) / num_steps)
+    measured[f'{size:,}'] = seconds
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     sgd, clip = list(medians.values())[:2]
     print(f'\nOne step on {size:,} parameters in {len(shapes)} leaves (median of {TURNS})')
     print(f'{"":32}{"ms":>9}{"x SGD":>9}{"x clip, SGD":>13}')
     for name, value in medians.items():
       print(f'{name:32}{1e3 * value:9.3f}{value / sgd:9.2f}{value / clip:13.2f}')
+  results.save('optimizer_step', {'kind': 'optimizer_step', 'seconds': measured})
 
 
 if __name__ == '__main__':

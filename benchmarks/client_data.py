@@ -1,0 +1,60 @@
+"""What it takes to make a client's data, in milliseconds: `python -m benchmarks.client_data`.
+
+The clients are those of workload S: 20 examples, batches of 10, two steps. Three ways take turns:
+packed clients, the ordinary datasets of `Task.client_batches`, and TFF's `ClientData` with a
+`preprocess` that shuffles and batches. Made, not read: reading is a part of training.
+"""
+
+import os
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import time
+
+from benchmarks import ratios, results, workloads
+from benchmarks.contenders import tff_models
+from fednar_tff import runtime
+
+TURNS = 5
+CLIENTS = 100
+
+
+def measure(num_turns: int, num_clients: int) -> dict[str, list[float]]:
+  """Returns the milliseconds a client of each way, in each turn; the first turn does not count."""
+  workload = workloads.get('S')
+  task = tff_models.task(workload)
+  size = workload.num_steps * workload.batch_size
+  stock = task.datasets.train_data.preprocess(
+    lambda dataset: dataset.shuffle(size).batch(workload.batch_size)
+  )
+  options = {'batch_size': workload.batch_size, 'local_steps': workload.num_steps, 'seed': 0}
+  ways = {
+    'Task.packed_client': lambda client, turn: task.packed_client(client, turn, **options),
+    'Task.client_batches': lambda client, turn: task.client_batches(client, turn, **options),
+    "TFF's ClientData, shuffle, batch": lambda client, turn: stock.create_tf_dataset_for_client(
+      client
+    ),
+  }
+  milliseconds = {way: [] for way in ways}
+  clients = task.partition.client_ids[:num_clients]
+  for turn in range(num_turns + 1):
+    for way, make in ways.items():
+      start = time.perf_counter()
+      for client in clients:
+        make(client, turn)
+      if turn:
+        milliseconds[way].append(1e3 * (time.perf_counter() - start) / len(clients))
+  return milliseconds
+
+
+def main():
+  runtime.set_in_process_context()  # In place of TFF's, which complains if it is never used.
+  milliseconds = measure(TURNS, CLIENTS)
+  results.save('client_data', {'kind': 'client_data', 'milliseconds': milliseconds})
+  print(f"\nMaking a client's data, milliseconds a client: median (least to most) of {TURNS} turns")
+  for way, values in milliseconds.items():
+    print(f'  {ratios.spread(values).format(3):28}{way}')
+
+
+if __name__ == '__main__':
+  main()
