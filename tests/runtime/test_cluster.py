@@ -1,11 +1,11 @@
 """The cluster runtime, on a Ray of this machine: results, bytes, lost workers, nothing left behind.
 
-`test_agreement.py` compares it with TFF's own runtime; `test_cluster_slow.py` has what takes long.
+`test_agreement.py` compares it with TFF's own runtime; `test_cluster_driver.py` has how its driver
+begins and ends, `test_cluster_slow.py` what takes long.
 """
 
+import importlib.util
 import os
-import pathlib
-import shutil
 import signal
 import threading
 import time
@@ -20,7 +20,10 @@ from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
 from fednar_tff.runtime.cluster import context as cluster_context
 from fednar_tff.runtime.cluster import team
 
-pytest.importorskip('ray')
+# Not `importorskip`: Ray is to be imported by the runtime.
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec('ray') is None, reason='needs the extra [cluster]'
+)
 
 _ALGORITHMS = ('fed_avg', 'fed_prox', 'scaffold', 'fed_exp', 'fed_adam', 'fed_avgm')
 _FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
@@ -55,11 +58,11 @@ def task():
   return tasks.create_task('synthetic', num_clients=6)
 
 
-def _worker_pids(context):
+def worker_pids(context):
   return [worker['process'] for worker in context._team.descriptions]
 
 
-def _wait_for_workers(context, number):
+def wait_for_workers(context, number):
   deadline = time.monotonic() + 120
   while context.describe()['num_workers'] < number and time.monotonic() < deadline:
     context.invoke(_sum_of_roots, _NUMBERS[:2])
@@ -129,7 +132,7 @@ def _values(run):
 
 def test_the_result_does_not_depend_on_who_is_faster(cluster):
   expected = cluster.invoke(_sum_of_roots, _NUMBERS)
-  slow = psutil.Process(_worker_pids(cluster)[0])
+  slow = psutil.Process(worker_pids(cluster)[0])
   slow.suspend()
   threading.Timer(1.0, slow.resume).start()
   assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
@@ -138,7 +141,7 @@ def test_the_result_does_not_depend_on_who_is_faster(cluster):
 
 
 def test_values_of_clients_come_back_in_client_order(cluster):
-  slow = psutil.Process(_worker_pids(cluster)[0])
+  slow = psutil.Process(worker_pids(cluster)[0])
   slow.suspend()
   threading.Timer(1.0, slow.resume).start()
   np.testing.assert_allclose(cluster.invoke(_roots, _NUMBERS), np.sqrt(_NUMBERS), rtol=1e-6)
@@ -208,13 +211,13 @@ def test_a_dataset_that_is_given_again_is_not_sent_again(cluster):
 
 def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(cluster):
   expected = cluster.invoke(_sum_of_roots, _NUMBERS)
-  victim = psutil.Process(_worker_pids(cluster)[0])
+  victim = psutil.Process(worker_pids(cluster)[0])
   victim.suspend()  # So that it surely has a piece when it dies.
   threading.Timer(0.5, victim.kill).start()
   assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
   assert cluster.describe()['lost_workers'] == 1
-  _wait_for_workers(cluster, 2)
-  assert victim.pid not in _worker_pids(cluster)
+  wait_for_workers(cluster, 2)
+  assert victim.pid not in worker_pids(cluster)
   assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
 
 
@@ -222,22 +225,22 @@ def test_a_worker_that_hangs_counts_as_dead_after_a_stated_time(cluster, monkeyp
   expected = cluster.invoke(_sum_of_roots, _NUMBERS)
   monkeypatch.setattr(cluster._team, '_seconds_until_lost', 2.0)
   lost = cluster.describe()['lost_workers']
-  psutil.Process(_worker_pids(cluster)[1]).suspend()
+  psutil.Process(worker_pids(cluster)[1]).suspend()
   assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
   assert cluster.describe()['lost_workers'] == lost + 1
   monkeypatch.undo()
-  _wait_for_workers(cluster, 2)
+  wait_for_workers(cluster, 2)
 
 
 def test_no_worker_left_is_one_clear_error(cluster, monkeypatch):
   monkeypatch.setattr(team, '_SECONDS_TO_START', 0.2)
-  for pid in _worker_pids(cluster):
+  for pid in worker_pids(cluster):
     os.kill(pid, signal.SIGKILL)
   with pytest.raises(runtime.WorkerLostError, match='No worker is left: all 2 are lost') as error:
     cluster.invoke(_sum_of_roots, _NUMBERS)
   assert '\n' not in str(error.value)
   monkeypatch.undo()
-  _wait_for_workers(cluster, 2)
+  wait_for_workers(cluster, 2)
 
 
 def test_ray_listens_on_loopback_only(cluster):
@@ -263,95 +266,3 @@ def test_ray_listens_on_loopback_only(cluster):
 def test_what_cannot_be_is_refused_at_once(cluster, arguments, message):
   with pytest.raises(ValueError, match=message):
     runtime.set_cluster_context(**arguments)
-
-
-def test_without_ray_the_error_names_the_extra(run_python):
-  output = run_python(
-    """
-import sys
-sys.modules['ray'] = None
-from fednar_tff import runtime
-try:
-  runtime.set_cluster_context()
-except ImportError as e:
-  print(e)
-"""
-  )
-  assert len(output.splitlines()) == 1 and "pip install 'fednar_tff[cluster]'" in output
-
-
-def test_a_silent_address_is_named_within_seconds(run_python):
-  output = run_python(
-    """
-from fednar_tff import runtime
-try:
-  runtime.set_cluster_context('127.0.0.1:9')
-except runtime.WorkerLostError as e:
-  print(e)
-"""
-  )
-  assert len(output.splitlines()) == 1 and "No Ray cluster answers at '127.0.0.1:9'" in output
-
-
-# The program prints its descendants and Ray's folder, then ends in the way it is told.
-PROGRAM = """
-import sys, tempfile, time
-import numpy as np
-import psutil
-import tensorflow as tf
-import tensorflow_federated as tff
-from fednar_tff import runtime
-
-@tff.tensorflow.computation(np.int64)
-def spin(limit):
-  return tf.while_loop(lambda i: i < limit, lambda i: (i + 1,), (tf.constant(0, tf.int64),))[0]
-
-@tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
-def run(x):
-  return tff.federated_sum(tff.federated_map(spin, x))
-
-runtime.set_cluster_context(num_workers=1, object_store_memory=10**8)
-assert run([1, 2, 3]) == 6
-print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
-end = sys.argv[1]
-if end == 'exception':
-  raise ValueError('on purpose')
-if end == 'busy':
-  run([10**12] * 4)
-if end == 'wait':
-  time.sleep(600)
-"""
-
-
-def assert_nothing_is_left(process, end, signum, folder):
-  pids = [int(pid) for pid in process.stdout.readline().split()]
-  assert len(pids) > 5 and list(folder.glob('fednar_ray_*'))
-  if signum is not None:
-    time.sleep(1)
-    process.send_signal(signum)
-  started = time.monotonic()
-  process.communicate(timeout=30)
-  assert time.monotonic() - started < 10
-  deadline = time.monotonic() + 10
-  while any(map(_is_running, pids)) and time.monotonic() < deadline:
-    time.sleep(0.05)
-  assert not [pid for pid in pids if _is_running(pid)]
-  assert not list(folder.glob('fednar_ray_*'))
-
-
-def _is_running(pid):
-  try:
-    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-  except psutil.NoSuchProcess:
-    return False
-
-
-def test_kill_9_of_the_driver_leaves_no_process_and_no_folder(start_python, tmp_path, monkeypatch):
-  folder = pathlib.Path('/tmp') / f'fednar_test_{os.getpid()}'
-  folder.mkdir()
-  monkeypatch.setenv('TMPDIR', str(folder))  # Short: it is part of the names of sockets.
-  try:
-    process = start_python(PROGRAM, 'busy')
-    assert_nothing_is_left(process, 'busy', signal.SIGKILL, folder)
-  finally:
-    shutil.rmtree(folder, ignore_errors=True)

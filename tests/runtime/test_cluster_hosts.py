@@ -1,5 +1,6 @@
 """The cluster runtime over two hosts: network namespaces with their own addresses, a Ray node in each."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -9,9 +10,9 @@ import time
 
 import pytest
 
-pytest.importorskip('ray')
 pytestmark = [
   pytest.mark.slow,
+  pytest.mark.skipif(importlib.util.find_spec('ray') is None, reason='needs the extra [cluster]'),
   pytest.mark.skipif(os.geteuid() != 0, reason='only root may make network namespaces'),
   pytest.mark.skipif(shutil.which('ip') is None, reason='needs `ip` (Debian: iproute2)'),
 ]

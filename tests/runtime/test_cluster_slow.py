@@ -1,9 +1,7 @@
-"""The cluster runtime for many rounds, many clients, and all ways in which its driver can end."""
+"""The cluster runtime for many rounds and many clients."""
 
-import os
-import pathlib
-import shutil
-import signal
+import importlib.util
+import threading
 import time
 
 import numpy as np
@@ -15,8 +13,11 @@ import tensorflow_federated as tff
 from fednar_tff import algorithms, optimizers, runtime, tasks
 from tests.runtime import test_cluster
 
-pytest.importorskip('ray')
-pytestmark = pytest.mark.slow
+# Not `importorskip`: Ray is to be imported by the runtime.
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.skipif(importlib.util.find_spec('ray') is None, reason='needs the extra [cluster]'),
+]
 
 
 @pytest.fixture(scope='module')
@@ -55,22 +56,16 @@ def test_200_rounds_with_a_worker_killed_every_20_lose_nothing(cluster):
 
   def kill(round_num):
     if round_num % 20 == 10:
-      test_cluster._wait_for_workers(cluster, 2)
-      victim = psutil.Process(test_cluster._worker_pids(cluster)[round_num // 20 % 2])
+      test_cluster.wait_for_workers(cluster, 2)
+      victim = psutil.Process(test_cluster.worker_pids(cluster)[round_num // 20 % 2])
       victim.suspend()  # So that it has a piece when it dies.
-      tf_timer(0.1, victim.kill)
+      threading.Timer(0.1, victim.kill).start()
 
   weights, memory, _ = _train(cluster, 200, before_round=kill)
   assert cluster.describe()['lost_workers'] == lost + 10
   for x, y in zip(weights, expected, strict=True):
     np.testing.assert_array_equal(x, y)
   assert memory[-1] < 1.05 * memory[40] + 20e6
-
-
-def tf_timer(seconds, action):
-  import threading
-
-  threading.Timer(seconds, action).start()
 
 
 def test_time_is_linear_and_memory_flat_in_the_number_of_clients(cluster):
@@ -81,39 +76,3 @@ def test_time_is_linear_and_memory_flat_in_the_number_of_clients(cluster):
   print({n: (f'{s:.2f} s', f'{m / 1e6:.0f} MB') for n, (s, m) in found.items()})
   assert found[500][0] < 1.5 * 5 * found[100][0]
   assert all(growth < 30e6 for _, growth in found.values())
-
-
-@pytest.mark.parametrize(
-  ('end', 'signum'),
-  [
-    ('normally', None),
-    ('exception', None),
-    ('busy', signal.SIGINT),
-    ('wait', signal.SIGTERM),
-    ('wait', signal.SIGKILL),
-  ],
-)
-def test_nothing_outlives_the_driver(start_python, end, signum, monkeypatch):
-  folder = pathlib.Path('/tmp') / f'fednar_test_{os.getpid()}'
-  folder.mkdir()
-  monkeypatch.setenv('TMPDIR', str(folder))
-  try:
-    process = start_python(test_cluster.PROGRAM, end)
-    test_cluster.assert_nothing_is_left(process, end, signum, folder)
-  finally:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_a_ray_that_was_imported_before_is_started_with_a_warning(start_python):
-  process = start_python(
-    """
-import ray
-from fednar_tff import runtime
-runtime.set_cluster_context(num_workers=1, object_store_memory=10**8)
-print(runtime.describe()['num_workers'])
-""",
-    stderr=-1,
-  )
-  output, errors = process.communicate(timeout=200)
-  assert output.split() == ['1'], errors
-  assert 'without a token' in errors
