@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import workloads
-from fednar_tff import tasks
+from fednar_tff import resident, tasks
 from fednar_tff.tasks import models
 
 
@@ -77,7 +77,9 @@ def packed_clients(workload: workloads.Workload) -> list[tf.data.Dataset]:
   seeds = tf.zeros([workload.num_steps, 2], tf.int32)
   data = structure(workload, tf.constant(arrays['x']), tf.constant(arrays['y']), seeds)
   return [
-    tf.data.Dataset.from_tensors(collections.OrderedDict(data=data, index=tf.constant(rows)))
+    resident.make_dataset(
+      collections.OrderedDict(data=data, index=tf.constant(rows)), tf.nest.flatten(data)
+    )
     for rows in workloads.index(workload)
   ]
 

@@ -20,7 +20,7 @@ from absl import logging
 
 from fednar_tff.runtime.workers import launcher
 
-_SECONDS_TO_START = 90
+_SECONDS_TO_START = 180
 # What `ray start` says when it is ready.
 _STARTED = 'Ray runtime started'
 # Ray reads these when it is imported. The first keeps it on loopback, on Linux, too.

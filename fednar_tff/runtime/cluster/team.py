@@ -16,7 +16,7 @@ CONTROL = 'control'
 _MAX_LOSSES = 3
 # As often may a worker fail to start, in a row.
 _MAX_FAILED_STARTS = 3
-_SECONDS_TO_START = 180.0
+_SECONDS_TO_START = 300.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
