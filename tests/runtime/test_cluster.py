@@ -25,7 +25,15 @@ pytestmark = pytest.mark.skipif(
   importlib.util.find_spec('ray') is None, reason='needs the extra [cluster]'
 )
 
-_ALGORITHMS = ('fed_avg', 'fed_prox', 'scaffold', 'fed_exp', 'fed_adam', 'fed_avgm')
+# With the arguments of their own.
+_ALGORITHMS = {
+  'fed_avg': {},
+  'fed_prox': {'proximal_strength': 0.1},
+  'scaffold': {'num_clients': 6},
+  'fed_exp': {},
+  'fed_adam': {},
+  'fed_avgm': {},
+}
 _FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 
 
@@ -82,12 +90,11 @@ def test_pieces_are_all_clients_in_order_and_small_at_the_end(num_clients, num_p
 def test_algorithms_train_as_in_process_and_resume_to_the_same_bits(
   cluster, task, algorithm, tmp_path
 ):
-  arguments = {'num_clients': 6} if algorithm == 'scaffold' else {}
   process = algorithms.get_builder(algorithm)(
     task.functional_model_fn(),
     client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
     loop_implementation=algorithms.PACKED,
-    **arguments,
+    **_ALGORITHMS[algorithm],
   )
 
   def start(path, total_rounds=4):
@@ -223,7 +230,7 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(cluster):
 
 def test_a_worker_that_hangs_counts_as_dead_after_a_stated_time(cluster, monkeypatch):
   expected = cluster.invoke(_sum_of_roots, _NUMBERS)
-  monkeypatch.setattr(cluster._team, '_seconds_until_lost', 2.0)
+  monkeypatch.setattr(cluster._team, '_seconds_until_lost', 6.0)
   lost = cluster.describe()['lost_workers']
   psutil.Process(worker_pids(cluster)[1]).suspend()
   assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected

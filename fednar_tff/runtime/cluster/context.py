@@ -106,9 +106,10 @@ class ClusterContext(context.InProcessContext):
 
   def run_pieces(self, current_round: _ClusterRound, current: passes.Pass, pieces: list[range]):
     """Yields a `Done` for each piece of a pass, in client order."""
-    needed = current.needs
-    computation = self._store.find(current_round.plan)
-    number = next(i for i, p in enumerate(current_round.plan.passes) if p is current)
+    plan = current_round.plan
+    needed = current.needs.difference(*(step.writes for step in plan.zero_steps(current)))
+    computation = self._store.find(plan)
+    number = next(i for i, p in enumerate(plan.passes) if p is current)
     packer = parcels.Packer(store=None)
     server_values = self._store.add(
       packer.leaves({s: v for s, v in current_round.server.items() if s in needed})

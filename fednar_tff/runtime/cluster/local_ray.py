@@ -56,7 +56,8 @@ def init(ray: Any, address: str) -> None:
 
 def is_connected() -> bool:
   """Returns whether this process is connected to a Ray cluster, without importing Ray."""
-  return 'ray' in sys.modules and sys.modules['ray'].is_initialized()
+  ray = sys.modules.get('ray')
+  return ray is not None and ray.is_initialized()
 
 
 def _prepare_environment() -> bool:

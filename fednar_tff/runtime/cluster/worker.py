@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff.runtime.cluster import parcels
-from fednar_tff.runtime.in_process import cancellation, client_pool, context, rounds
+from fednar_tff.runtime.in_process import cancellation, client_pool, context, rounds, values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Worker:
     for cache in (self._plans, self._server_values, self._unpacker.resident):
       for key in cache.keys() - piece.in_use:
         del cache[key]
-    with tf.device('CPU:0'):
+    with tf.device(values.HOST):
       server = self._cached(self._server_values, piece.server_values, self._unpacker.leaves)
       clients = [self._unpacker.leaves(client) for client in piece.clients]
     plan = self._cached(self._plans, piece.computation, self._make_plan)
@@ -117,6 +117,8 @@ class Worker:
       kept.update(client)
     before = collections.Counter(self._context.pool.clients_by_device)
     this_pass = plan.passes[piece.pass_number]
+    for step in plan.zero_steps(this_pass):
+      step.run(current.server, values.HOST)
     try:
       with cancellation.cancelled_on_error():
         current.run_clients(this_pass)

@@ -55,6 +55,17 @@ class Plan:
   passes: list[Pass]
   result: object
 
+  def zero_steps(self, current: Pass) -> list[steps.Step]:
+    """Lists the server's steps that make nothing but the zeros of a pass, out of nothing.
+
+    Zeros are as large as what is summed up. A process makes them faster than it gets them sent.
+    """
+    zeros = {slot for step in current.aggregations for slot in step.zero} - current.reads
+    for step in current.aggregations:
+      zeros.difference_update(step.client_values, step.accumulate.captures)
+    server_steps = [step for one in self.passes for step in one.server_steps]
+    return [step for step in server_steps if not step.reads and zeros.issuperset(step.writes)]
+
 
 def _drop_dead(all_steps: list[steps.Step], results: list[int]) -> list[steps.Step]:
   """Drops the steps that no result depends on."""
