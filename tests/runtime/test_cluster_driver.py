@@ -133,3 +133,23 @@ print(runtime.describe()['num_workers'])
   output, errors = process.communicate(timeout=200)
   assert output.split() == ['1'], errors
   assert 'without a token' in errors
+
+
+@pytest.mark.slow
+def test_without_the_token_nobody_gets_in(run_python):
+  output = run_python(
+    """
+import os, subprocess, sys
+from fednar_tff import runtime
+runtime.set_cluster_context(num_workers=1, object_store_memory=10**8)
+import ray
+address = ray.get_runtime_context().gcs_address
+environment = {k: v for k, v in os.environ.items() if not k.startswith('RAY_AUTH')}
+program = f'import ray; ray.init({address!r}); print("in")'
+for changes in ({}, {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': 'x' * 32}, dict(os.environ)):
+  found = subprocess.run([sys.executable, '-c', program], env={**environment, **changes},
+                         capture_output=True, text=True, timeout=120)
+  print('in' if 'in' in found.stdout.split() else 'out')
+"""
+  )
+  assert output.split() == ['out', 'out', 'in']
