@@ -43,6 +43,12 @@ bench: $(READY)  ## Measure speed against named opponents, and write docs/perfor
 opponents:  ## Make the environments of the benchmarks' opponents from pinned versions (Python 3.11; about 4 GB).
 	@tools/setup_opponents.sh
 
+study: $(READY)  ## Run what is missing of the study, docs/study.md (hours; can be stopped and continued).
+	@$(PY) -m experiments.study run
+
+results: $(READY)  ## Make the tables, figures and verdicts of docs/study.md from results/ (under a minute).
+	@$(PY) -m experiments.study page
+
 doctor: $(READY)  ## Say what works on this machine: versions, devices, a round on each runtime.
 	@$(PY) -m fednar_tff.doctor
 

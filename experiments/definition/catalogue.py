@@ -36,11 +36,12 @@ def _by_name(*options: Option) -> dict[str, Option]:
 
 
 def _task(name: str, models: tuple[str, ...], **settings: Any) -> Option:
-  return Option(name, {'model': models[0], **settings}, models=models)
+  own = {'model': models[0], 'validation_share': 0.0, **settings}
+  return Option(name, own, models=models)
 
 
 _IMAGES = {'augmentation': 'per_image', 'padding': 'mean', 'pooling': None, 'data_dir': None}
-_IMAGE_MODELS = ('resnet18', 'cnn', 'mlp')
+_IMAGE_MODELS = ('resnet18', 'cnn', 'small_cnn', 'mlp')
 _SPLIT = {'partition': 'dirichlet', 'partition_seed': None}
 
 TASKS = _by_name(
@@ -56,7 +57,11 @@ TASKS = _by_name(
 )  # fmt: skip
 
 MODELS = _by_name(
-  Option('resnet18', {'pooling': 'global'}), Option('cnn'), Option('mlp'), Option('transformer')
+  Option('resnet18', {'pooling': 'global'}),
+  Option('cnn'),
+  Option('small_cnn'),
+  Option('mlp'),
+  Option('transformer'),
 )
 
 PARTITIONS = _by_name(

@@ -2,6 +2,7 @@
 
 `paper` follows the paper's text, `reference` its released code (the numbers D1 to D17 and F1 to F9 are
 those of docs/paper.md, which lists where the two differ), and `cpu` is reduced to minutes on two cores.
+The runs of the study (docs/study.md), reduced as well, have settings here and names in `definition/study.py`.
 D1 and D16 are the same in both, D9 is how SCAFFOLD is built, and D17 is the task's default.
 """
 
@@ -17,6 +18,9 @@ from experiments.definition.settings import SETTINGS, UsageError
 OPTIMIZERS = ('clip', 'nar')
 
 _SAVED = {'rounds_per_evaluation': 10, 'rounds_per_checkpoint': 50}
+_STUDY_ROUNDS = 150
+# Chosen by the study's pilot, as its learning rate and bound are (docs/study.md).
+STUDY_SERVER_RATES = {'fed_adam': 0.03, 'fed_avgm': 1.0}
 # What each variant changes of the paper's sizes.
 _CHANGES = {
   'paper': {
@@ -44,6 +48,14 @@ _CHANGES = {
       'rounds_per_checkpoint': 10,
     },
   },
+  # The rates fall over the rounds as far as they do over the paper's 1,000.
+  'study': {
+    'cifar10': {
+      'model': 'small_cnn', 'clients_per_round': 10, 'batch_size': 20, 'learning_rate': 0.1, 'max_norm': 1.0,
+      'total_rounds': _STUDY_ROUNDS, 'learning_rate_decay': 0.998 ** (1000 / _STUDY_ROUNDS),
+      'augmentation': 'per_image', 'rounds_per_evaluation': 5,
+    },
+  },
 }  # fmt: skip
 # What an algorithm adds in all variants, and in the released code.
 _ALGORITHMS = {
@@ -60,14 +72,14 @@ _RELEASED_ON_TASK = {
   **{('shakespeare', a): {'learning_rate': 0.01} for a in ('fed_exp', 'fed_adam', 'fed_avgm')},  # D13
 }  # fmt: skip
 
-VARIANTS = tuple(_CHANGES)
+VARIANTS = tuple(variant for variant in _CHANGES if variant != 'study')
 
 
 def _cifar10_table(optimizers: Sequence[str] = OPTIMIZERS) -> Iterator[dict]:
   for algorithm, by_alpha in paper.CIFAR10.items():
     for optimizer in optimizers:
       for alpha in by_alpha:
-        yield _cifar10_cell(algorithm, optimizer, alpha, paper.CIFAR10_WEIGHT_DECAYS[algorithm])
+        yield cifar10_cell(algorithm, optimizer, alpha, paper.CIFAR10_WEIGHT_DECAYS[algorithm])
 
 
 def _shakespeare_table() -> Iterator[dict]:
@@ -86,17 +98,24 @@ def _weight_decay_figure() -> Iterator[dict]:
   for algorithm in paper.CIFAR10:
     for alpha, local_steps in paper.SWEEP_SETTINGS:
       for weight_decay in paper.SWEEP_WEIGHT_DECAYS:
-        yield _cifar10_cell(algorithm, 'clip', alpha, weight_decay, local_steps)
+        yield cifar10_cell(algorithm, 'clip', alpha, weight_decay, local_steps)
 
 
 def _robustness_figure() -> Iterator[dict]:
   for algorithm in paper.ROBUSTNESS_ALGORITHMS:
     for optimizer in OPTIMIZERS:
       for weight_decay in paper.ROBUSTNESS_WEIGHT_DECAYS:
-        yield _cifar10_cell(algorithm, optimizer, paper.SWEEP_SETTINGS[0][0], weight_decay)
+        yield cifar10_cell(algorithm, optimizer, paper.SWEEP_SETTINGS[0][0], weight_decay)
 
 
-def _cifar10_cell(algorithm, optimizer, alpha, weight_decay, local_steps=paper.LOCAL_STEPS):
+def cifar10_cell(
+  algorithm: str,
+  optimizer: str,
+  alpha: float,
+  weight_decay: float,
+  local_steps: int = paper.LOCAL_STEPS,
+) -> dict[str, Any]:
+  """Returns what tells a cell on CIFAR-10 apart from the others."""
   return {
     'task': 'cifar10',
     'algorithm': algorithm,
@@ -134,7 +153,7 @@ def cells(
   wanted = wanted or [*TABLES.values(), *FIGURES.values()]
   found = {}
   for cell in (cell for make in wanted for cell in make()):
-    found.setdefault(_name(variant, cell), _settings(variant, cell))
+    found.setdefault(cell_name(variant, cell), cell_settings(variant, cell))
   return found
 
 
@@ -234,11 +253,13 @@ def _all_cells():
   return {n: s for variant in VARIANTS for n, s in cells(variant=variant).items()}
 
 
-def _settings(variant, cell):
+def cell_settings(variant: str, cell: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the settings of a cell in a variant."""
   task, algorithm = cell['task'], cell['algorithm']
   settings = {**paper.SIZES[task], **_SAVED, **_CHANGES[variant][task], **cell}
   settings.update(_ALGORITHMS.get(algorithm, {}))
+  if variant == 'study' and task == 'cifar10' and algorithm in STUDY_SERVER_RATES:
+    settings['server_learning_rate'] = STUDY_SERVER_RATES[algorithm]
   if variant == 'reference':
     if 'client_weighting' in catalogue.ALGORITHMS[algorithm].settings:
       settings['client_weighting'] = 'num_examples'  # D2, F7
@@ -247,7 +268,8 @@ def _settings(variant, cell):
   return settings
 
 
-def _name(variant, cell):
+def cell_name(variant: str, cell: Mapping[str, Any]) -> str:
+  """Returns the name of a cell's preset."""
   parts = [cell['task'], cell['algorithm'], cell['client_optimizer']]
   if 'alpha' in cell:
     parts += [f'alpha{cell["alpha"]:g}', f'steps{cell["local_steps"]}']

@@ -81,6 +81,7 @@ SETTINGS = (
   Setting('identical_layers', bool, 'task', 'Whether all layers of the transformer start alike, as in the released code.'),
   Setting('dropout', float, 'task', 'The share of activations that training drops.', range='fraction'),
   Setting('input_dropout', bool, 'task', 'Whether the embedded input is dropped, too.'),
+  Setting('validation_share', float, 'task', "The share of each client's training examples that is held out, and evaluated on in place of the test set: choose settings by it.", range='fraction'),
   Setting('data_dir', str, 'task', "Where the data is, instead of the library's default folder.", changes_results=False),
   # What happens in a round.
   Setting('algorithm', _choice('algorithm'), 'algorithm', "The federated algorithm; centralized trains on all clients' data at once, as many examples a round.", 'fed_avg'),

@@ -107,6 +107,15 @@ def read_run(path: pathlib.Path) -> Run:
   )
 
 
+def read_seconds(path: pathlib.Path) -> list[float]:
+  """Returns how long each round of a run took, as `timing.csv` of its directory tells."""
+  try:
+    with open(pathlib.Path(path) / 'timing.csv', newline='') as file:
+      return [float(row['seconds']) for row in csv.DictReader(file)]
+  except (OSError, KeyError, ValueError) as e:
+    raise DamagedRunError(f'{path}/timing.csv cannot be read ({e})') from e
+
+
 def _read_settings(path):
   """Returns the settings of a `config.json`; of a run whose settings are not understood, no cell is known."""
   settings = _read_json(path).get('settings')

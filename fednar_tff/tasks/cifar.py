@@ -119,7 +119,12 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
   builder = assembly.choose(
     f'model of task {name}',
     model,
-    {'resnet18': models.build_resnet18, 'cnn': models.build_cnn, 'mlp': models.build_mlp},
+    {
+      'resnet18': models.build_resnet18,
+      'cnn': models.build_cnn,
+      'small_cnn': models.build_small_cnn,
+      'mlp': models.build_mlp,
+    },
   )
   if pooling is not None and model != 'resnet18':
     raise ValueError(f'pooling is a switch of resnet18, found pooling={pooling!r} for {model}.')

@@ -34,7 +34,7 @@ def of_numbers(shape: Sequence[int]) -> KerasModelFn:
 def of_images(
   model: str, shape: Sequence[int], *, scale: Any, offset: Any = 0.0, pooling: str = 'global'
 ) -> KerasModelFn:
-  """Returns the form of 'mlp', 'cnn' or 'resnet18' that takes uint8 images.
+  """Returns the form of 'mlp', 'cnn', 'small_cnn' or 'resnet18' that takes uint8 images.
 
   Args:
     model: The model's name.
@@ -43,7 +43,12 @@ def of_images(
     offset: What is subtracted from them before.
     pooling: See `build_resnet18`.
   """
-  builders = {'mlp': _mlp, 'cnn': _cnn, 'resnet18': lambda x, w: _resnet18(x, w, pooling)}
+  builders = {
+    'mlp': _mlp,
+    'cnn': _cnn,
+    'small_cnn': _cnn,  # The weights say how many filters there are.
+    'resnet18': lambda x, w: _resnet18(x, w, pooling),
+  }
   scale, offset = np.asarray(scale, np.float64), np.asarray(offset, np.float64)
 
   def keras_model_fn(weights):

@@ -35,7 +35,8 @@ def task_arguments(name: str) -> dict[str, Any]:
   Raises:
     ValueError: If the name is not known.
   """
-  return {k: p.default for k, p in inspect.signature(_builder(name)).parameters.items()}
+  own = {k: p.default for k, p in inspect.signature(_builder(name)).parameters.items()}
+  return {**own, 'validation_share': 0.0}
 
 
 def register_task(name: str, builder: Callable[..., task.Task]) -> None:
@@ -66,6 +67,7 @@ def create_task(
   partition_seed: int | None = None,
   model_seed: int | None = None,
   train_client_spec: tff.simulation.baselines.ClientSpec | None = None,
+  validation_share: float | None = None,
   **options: Any,
 ) -> task.Task:
   """Creates a task by name.
@@ -74,7 +76,7 @@ def create_task(
 
   Args:
     name: One of `task_names()`.
-    model: 'resnet18', 'cnn', 'mlp' or 'transformer', as far as it fits the data.
+    model: 'resnet18', 'cnn', 'small_cnn', 'mlp' or 'transformer', as far as it fits the data.
     seed: The default of every seed below.
     data_dir: Where the data is, instead of the default folder of tfds or TFF.
     num_clients: The number of clients.
@@ -84,6 +86,8 @@ def create_task(
     partition_seed: The seed of the partition.
     model_seed: The seed of the initial weights.
     train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`, for stock pipelines.
+    validation_share: The share of each client's training examples that becomes the test set, in
+      place of the real one; see `Task.with_validation`. 0 is the default.
     **options: Switches of single tasks and models, and whatever a registered task takes. For CIFAR
       `augmentation` ('per_image', 'per_batch' or 'none'), `padding` ('mean' or 'black') and, of
       resnet18, `pooling` ('global' or 'top_left'); for Shakespeare `crop_windows`, `text` ('tff' or
@@ -120,7 +124,15 @@ def create_task(
       given.setdefault(key, seed)
   made = builder(**given)
   if not isinstance(made, task.Task):  # Any `BaselineTask` can be registered.
+    if validation_share:
+      raise ValueError(
+        f'`validation_share` must be 0 for task {name!r}, which is no `Task` of this package, '
+        f'found {validation_share}.'
+      )
     return made
+  if validation_share:
+    made = made.with_validation(validation_share, seed=given.get('partition_seed', seed))
+    given['validation_share'] = validation_share
   arguments = {'name': name, **taken, **given}
   arguments.pop('train_client_spec', None)  # Of stock pipelines; it changes neither data nor model.
   return attrs.evolve(made, arguments=arguments)

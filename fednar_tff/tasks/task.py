@@ -181,6 +181,42 @@ class Task(tff.simulation.baselines.BaselineTask):
     rows = np.concatenate(self.partition.rows)
     return self.with_partition(partition_lib.Partition(['everyone'], [rows], self.partition.labels))
 
+  def with_validation(self, share: float, seed: int = 0) -> 'Task':
+    """Returns this task with a part of each client's training examples as its test set.
+
+    Choose settings by it: what is chosen by the test set itself looks better than it is. The real
+    test set is not in the result.
+
+    Args:
+      share: The share of each client's examples that is held out, rounded down.
+      seed: Decides which.
+
+    Raises:
+      ValueError: If the share is not between 0 and 1, or too small to hold out a single example.
+    """
+    if not 0 < share < 1:
+      raise ValueError(f'`share` must be between 0 and 1, found {share}.')
+    kept, held_out = [], []
+    for number, rows in enumerate(self.partition.rows):
+      mixed = np.random.default_rng([seed, number]).permutation(rows)
+      count = int(share * len(rows))
+      held_out.append(mixed[:count])
+      kept.append(mixed[count:])
+    held_out = np.sort(np.concatenate(held_out))
+    if not held_out.size:
+      raise ValueError(f'`share` must hold out at least one example, found {share}.')
+    partition = partition_lib.Partition(self.partition.client_ids, kept, self.partition.labels)
+    with tf.device('CPU:0'):
+      test_data = tf.data.Dataset.from_tensor_slices(self._gather(held_out))
+    task = self.with_partition(partition)
+    datasets = tff.simulation.baselines.BaselineTaskDatasets(
+      train_data=task.datasets.train_data,
+      test_data=test_data,
+      train_preprocess_fn=self.datasets.train_preprocess_fn,
+      eval_preprocess_fn=self.datasets.eval_preprocess_fn,
+    )
+    return attrs.evolve(task, datasets=datasets)
+
   def examples_per_round(
     self,
     clients_per_round: int,

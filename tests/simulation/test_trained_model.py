@@ -178,6 +178,7 @@ TEXTS = np.random.RandomState(0).randint(12, size=[3, 10]).astype(np.uint8)
 NETWORKS = {
   'mlp': (models.build_mlp(10), {}),
   'cnn': (models.build_cnn(10), {}),
+  'small_cnn': (models.build_small_cnn(10), {}),
   'resnet18': (models.build_resnet18(10), {}),
   'resnet18_top_left': (models.build_resnet18(10, 'top_left'), {'pooling': 'top_left'}),
 }

@@ -138,9 +138,10 @@ def test_mlp_equals_numpy():
   np.testing.assert_allclose(model.predict_on_batch(x.astype(np.float32)), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize('build', [models.build_cnn, models.build_small_cnn])
 @pytest.mark.parametrize('side, channels, pad', [(32, 3, 0), (8, 1, 2)])
-def test_cnn_equals_numpy(side, channels, pad):
-  model, weights = _random_model(models.build_cnn(10), _spec([side, side, channels]))
+def test_cnn_equals_numpy(build, side, channels, pad):
+  model, weights = _random_model(build(10), _spec([side, side, channels]))
   x = np.random.RandomState(1).normal(size=[2, side, side, channels])
   actual = model.predict_on_batch(x.astype(np.float32))
   np.testing.assert_allclose(actual, _np_cnn(weights, x, pad), rtol=1e-4, atol=1e-3)

@@ -1,0 +1,272 @@
+"""What the study says of the paper's claims, by the rules of its protocol (docs/study.md).
+
+A cell is the runs with one algorithm, alpha, number of local steps, weight decay and client optimizer.
+An accuracy is the mean of a run's last ten evaluations, in per cent. A difference is paired by seed, and
+its interval is Student's of 95 %. It lies above zero if all of it does, and below zero alike.
+"""
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from experiments.definition import paper, study
+from experiments.reading.runs import Run, Spread, spread
+
+SUPPORTED, NOT_SUPPORTED, UNDECIDED = 'supported', 'not supported', 'undecided'
+NOT_TESTED = 'not tested yet'
+STATISTIC = 'last10'
+LARGEST_DECAY, SMALLER_DECAY = max(paper.SWEEP_WEIGHT_DECAYS), 0.01
+# A fall from the best weight decay to the largest one is steep from so many points on.
+STEEP = 10.0
+
+BySeed = Mapping[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """One of the paper's claims, and what became of it.
+
+  Attributes:
+    name: C1 to C6.
+    text: What the paper says.
+    verdict: One of the words above.
+    because: The numbers that the verdict follows from.
+  """
+
+  name: str
+  text: str
+  verdict: str
+  because: str
+
+
+class Cells:
+  """The study's runs by cell and seed."""
+
+  def __init__(self, runs: Sequence[Run]):
+    self._cells = collections.defaultdict(dict)
+    for run in runs:
+      i = run.identity
+      key = (i['algorithm'], i['alpha'], i['local_steps'], i['weight_decay'], i['client_optimizer'])
+      self._cells[key][dict(run.seeds)['seed']] = run
+
+  def measure(self, fn: Callable[[Run], float | None], *key) -> BySeed:
+    """Returns a number of each run of a cell, by seed; without those that have none."""
+    found = {seed: fn(run) for seed, run in self._cells.get(key, {}).items()}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+  def accuracy(self, *key) -> BySeed:
+    """Returns the accuracy of each run of a cell, by seed, in per cent.
+
+    A run that diverged has the accuracy of a guess: it has no better model.
+    """
+    return self.measure(_accuracy, *key)
+
+  def gain(self, algorithm: str, alpha: float, steps: int, decay: float) -> BySeed:
+    """Returns NAR minus baseline by seed."""
+    setting = (algorithm, alpha, steps, decay)
+    return minus(self.accuracy(*setting, 'nar'), self.accuracy(*setting, 'clip'))
+
+
+def _accuracy(run):
+  if run.has_diverged:
+    return 10.0
+  value = run.accuracy(STATISTIC)
+  return None if value is None else 100 * value
+
+
+def minus(a: BySeed, b: BySeed) -> BySeed:
+  """Returns the differences of the seeds that both have."""
+  return {seed: a[seed] - b[seed] for seed in a if seed in b}
+
+
+def side(found: Spread | None) -> int:
+  """Returns 1 if an interval lies above zero, -1 if below, 0 if neither or if there is none."""
+  if found is None or found.count < 2:
+    return 0
+  if abs(found.mean) <= found.half_width:
+    return 0
+  return 1 if found.mean > 0 else -1
+
+
+def interval(found: Spread | None) -> str:
+  """Returns a mean with its interval, in points."""
+  if found is None:
+    return 'missing'
+  if found.count < 2:
+    return f'{found.mean:+.2f} (one seed)'
+  low, high = (found.mean + sign * found.half_width for sign in (-1, 1))
+  return f'{found.mean:+.2f} [{low:+.2f}, {high:+.2f}]'
+
+
+def table_cells() -> list[tuple[str, float, int, float]]:
+  """Returns the settings of the table on CIFAR-10: algorithm, alpha, steps, weight decay."""
+  return [
+    (algorithm, alpha, paper.LOCAL_STEPS, paper.CIFAR10_WEIGHT_DECAYS[algorithm])
+    for algorithm, by_alpha in paper.CIFAR10.items()
+    for alpha in by_alpha
+  ]
+
+
+def _complete(found: Sequence[BySeed], seeds=study.SEEDS) -> bool:
+  return all(set(seeds) <= set(by_seed) for by_seed in found)
+
+
+def judge_gain(cells: Cells) -> Claim:
+  """C1: the table on CIFAR-10."""
+  text = 'NAR is at least as good as the baseline, for each algorithm and alpha (Table 1)'
+  gains = [cells.gain(*setting) for setting in table_cells()]
+  if not _complete(gains):
+    return Claim('C1', text, NOT_TESTED, _progress(gains))
+  sides = [side(spread(list(gain.values()))) for gain in gains]
+  overall = spread([statistics.mean(gain[seed] for gain in gains) for seed in study.SEEDS])
+  if side(overall) > 0 and -1 not in sides:
+    verdict = SUPPORTED
+  elif side(overall) < 0 or sides.count(-1) > sides.count(1):
+    verdict = NOT_SUPPORTED
+  else:
+    verdict = UNDECIDED
+  higher = sum(statistics.mean(gain.values()) > 0 for gain in gains)
+  because = (
+    f'Mean over the {len(gains)} cells {interval(overall)}; the mean is higher with NAR in {higher}, '
+    f'the interval lies above zero in {sides.count(1)} and below in {sides.count(-1)}'
+  )
+  return Claim('C1', text, verdict, because)
+
+
+def fall(cells: Cells, algorithm: str, setting: tuple[float, int]) -> BySeed | None:
+  """Returns by how much the baseline falls from its best weight decay to the largest, by seed."""
+  found = {
+    decay: cells.accuracy(algorithm, *setting, decay, 'clip') for decay in paper.SWEEP_WEIGHT_DECAYS
+  }
+  if not all(found.values()):
+    return None
+  best = max(found, key=lambda decay: statistics.mean(found[decay].values()))
+  return minus(found[best], found[LARGEST_DECAY])
+
+
+def judge_fall(cells: Cells) -> Claim:
+  """C3: accuracy against weight decay."""
+  text = (
+    'Accuracy falls steeply above the best weight decay, less with fewer local steps or balanced '
+    'data (Figure "wd")'
+  )
+  falls = {a: fall(cells, a, study.MAIN_SETTING) for a in study.DECAY_ALGORITHMS}
+  others = {s: fall(cells, 'fed_avg', s) for s in study.OTHER_SETTINGS}
+  known = [found or {} for found in (*falls.values(), *others.values())]
+  if not _complete(known[: len(falls)]) or not _complete(known[len(falls) :], study.SEEDS[:2]):
+    return Claim('C3', text, NOT_TESTED, _progress(known))
+  spreads = {a: spread(list(found.values())) for a, found in falls.items()}
+  milder = {s: spread(list(minus(falls['fed_avg'], found).values())) for s, found in others.items()}
+  steep = [side(s) > 0 and s.mean >= STEEP for s in spreads.values()]
+  if all(steep) and all(side(s) > 0 for s in milder.values()):
+    verdict = SUPPORTED
+  elif not any(steep) or any(side(s) < 0 for s in milder.values()):
+    verdict = NOT_SUPPORTED
+  else:
+    verdict = UNDECIDED
+  parts = [f'{_title(a)} falls by {interval(s)}' for a, s in spreads.items()]
+  parts += [
+    f'FedAvg falls less by {interval(s)} at alpha {alpha:g} with {steps} steps'
+    for (alpha, steps), s in milder.items()
+  ]
+  return Claim('C3', text, verdict, '; '.join(parts))
+
+
+def recovered(cells: Cells, algorithm: str) -> tuple[Spread | None, float | None]:
+  """Returns NAR's gain at the largest decay, and its share of what the baseline lost there."""
+  setting = (algorithm, *study.MAIN_SETTING)
+  gain = cells.gain(*setting, LARGEST_DECAY)
+  small, large = (cells.accuracy(*setting, d, 'clip') for d in (SMALLER_DECAY, LARGEST_DECAY))
+  lost = minus(small, large)
+  if not gain or not lost or statistics.mean(lost.values()) <= 0:
+    return spread(list(gain.values())), None
+  return spread(list(gain.values())), statistics.mean(gain.values()) / statistics.mean(
+    lost.values()
+  )
+
+
+def judge_recovery(cells: Cells) -> Claim:
+  """C4: the figure of robustness."""
+  text = f'NAR recovers at weight decay {LARGEST_DECAY:g} (Figure "robust")'
+  gains = [cells.gain(a, *study.MAIN_SETTING, LARGEST_DECAY) for a in study.DECAY_ALGORITHMS]
+  if not _complete(gains):
+    return Claim('C4', text, NOT_TESTED, _progress(gains))
+  found = {a: recovered(cells, a) for a in study.DECAY_ALGORITHMS}
+  sides = [side(gain) for gain, _ in found.values()]
+  halves = [share is not None and share >= 0.5 for _, share in found.values()]
+  if all(s > 0 for s in sides) and all(halves):
+    verdict = SUPPORTED
+  elif -1 in sides or not any(halves):
+    verdict = NOT_SUPPORTED
+  else:
+    verdict = UNDECIDED
+  parts = [
+    f'{_title(a)} {interval(gain)}'
+    + (f', {100 * share:.0f} % of what was lost' if share is not None else ', nothing was lost')
+    for a, (gain, share) in found.items()
+  ]
+  return Claim('C4', text, verdict, '; '.join(parts))
+
+
+def growth(run: Run, name: str) -> float | None:
+  """Returns by how much a metric is larger in the last fifth of the rounds than in the first."""
+  rounds, values = run.series(name)
+  if run.has_diverged or not rounds:
+    return None
+  last = run.identity['total_rounds']
+  early = [v for r, v in zip(rounds, values) if r <= last / 5]
+  late = [v for r, v in zip(rounds, values) if r > last * 4 / 5]
+  if not early or not late:
+    return None
+  return statistics.mean(late) - statistics.mean(early)
+
+
+def judge_clipping(cells: Cells) -> Claim:
+  """C5: frequency and strength of clipping."""
+  text = 'Count and strength of clipping grow over the rounds (Figure "clip count")'
+  sides, known = {}, []
+  for metric in ('clipped_steps', 'mean_clipped_norm'):
+    found = [
+      cells.measure(lambda run, m=metric: growth(run, m), *setting, 'nar')
+      for setting in table_cells()
+    ]
+    known += found
+    sides[metric] = [side(spread(list(by_seed.values()))) for by_seed in found]
+  runs = [cells.accuracy(*setting, 'nar') for setting in table_cells()]
+  if not _complete(runs):
+    return Claim('C5', text, NOT_TESTED, _progress(runs))
+  total = len(runs)
+  up = {metric: found.count(1) for metric, found in sides.items()}
+  down = {metric: found.count(-1) for metric, found in sides.items()}
+  if all(3 * n >= 2 * total for n in up.values()) and not any(down.values()):
+    verdict = SUPPORTED
+  elif any(3 * n < total for n in up.values()) or any(down[m] > up[m] for m in up):
+    verdict = NOT_SUPPORTED
+  else:
+    verdict = UNDECIDED
+  because = '; '.join(
+    f'{words}: grows in {up[metric]} of {total} cells, falls in {down[metric]}'
+    for metric, words in (
+      ('clipped_steps', 'count'),
+      ('mean_clipped_norm', 'norm of clipped steps'),
+    )
+  )
+  return Claim('C5', text, verdict, because)
+
+
+def judge_all(runs: Sequence[Run]) -> list[Claim]:
+  """Returns the claims that the runs can decide on, with their verdicts."""
+  cells = Cells(runs)
+  return [judge(cells) for judge in (judge_gain, judge_fall, judge_recovery, judge_clipping)]
+
+
+def _progress(found: Sequence[BySeed]) -> str:
+  full = sum(len(by_seed) >= len(study.SEEDS) for by_seed in found)
+  return f'{full} of {len(found)} numbers have all {len(study.SEEDS)} seeds'
+
+
+def _title(algorithm: str) -> str:
+  from experiments.reading import grouping
+
+  return grouping.algorithm_title(algorithm)

@@ -1,0 +1,222 @@
+"""The study: its list of runs, its file of results, its verdicts and its page."""
+
+import json
+import pathlib
+import random
+
+import pytest
+
+from experiments import study as study_binary
+from experiments.definition import parsing, study
+from experiments.definition.settings import UsageError
+from experiments.reading import claims, results, runs, study_page
+
+
+def make_record(name, settings, accuracy, clipped=(1.0, 9.0), norms=(2.0, 4.0), diverged=False):
+  """A finished run whose accuracy is constant, and whose clipping changes once, in mid-run."""
+  settings = parsing.parse(parsing.as_arguments(settings))
+  rounds = list(range(5, settings['total_rounds'] + 1, 5))
+  late = [r > settings['total_rounds'] / 2 for r in rounds]
+  return {
+    'name': name,
+    'settings': settings,
+    'final_test_accuracy': accuracy,
+    'diverged': diverged,
+    'version': 'v',
+    'curves': {
+      'round_num': rounds,
+      'test_accuracy': [accuracy] * len(rounds),
+      'clipped_steps': [clipped[x] for x in late],
+      'total_steps': [200.0] * len(rounds),
+      'mean_clipped_norm': [norms[x] for x in late],
+    },
+  }
+
+
+def make_records(accuracy_fn, **clipping):
+  """All runs of the study; `accuracy_fn(settings, noise)` is the accuracy of one."""
+  generator = random.Random(0)
+  return {
+    name: make_record(name, s, accuracy_fn(s, generator.uniform(-0.002, 0.002)), **clipping)
+    for name, s in study.runs(study.STAGES).items()
+  }
+
+
+def as_in_the_paper(s, noise):
+  """Weight decay hurts, more with many steps and uneven data, and NAR wins most of it back."""
+  hurts = 2.0 if (s['alpha'], s['local_steps']) == study.MAIN_SETTING else 0.5
+  loss = hurts * s['weight_decay'] * (0.2 if s['client_optimizer'] == 'nar' else 1.0)
+  return 0.6 - loss + noise
+
+
+def verdicts(records):
+  found = claims.judge_all([results.to_run(r) for r in records.values()])
+  return {claim.name: claim.verdict for claim in found}
+
+
+def test_stages_have_the_runs_of_the_protocol():
+  counts = {stage: len(study.runs([stage])) for stage in study.STAGES}
+  assert counts == {
+    'table1': 6 * 3 * 2 * 3,
+    'weight_decay': 3 * 10 * 3 + 3 * 10,
+    'other_settings': 60,
+  }
+  # Some runs of Table 1 are among the weight decays: one run, not two.
+  assert len(study.runs(study.STAGES)) < sum(counts.values())
+
+
+def test_no_run_of_the_study_has_the_seed_or_the_data_of_the_pilot():
+  for settings in study.runs(study.STAGES).values():
+    assert settings['seed'] != study.PILOT_SEED and 'validation_share' not in settings
+  for settings in study.runs(study.PILOT_STAGES).values():
+    assert settings['seed'] == study.PILOT_SEED and settings['validation_share'] == 0.1
+    assert settings['client_optimizer'] != 'nar' and settings['weight_decay'] == 0
+
+
+@pytest.mark.parametrize('name', study.runs({**study.PILOT_STAGES, **study.STAGES}))
+def test_train_takes_the_settings_of_each_run(name):
+  settings = study.runs({**study.PILOT_STAGES, **study.STAGES})[name]
+  resolved = parsing.parse(parsing.as_arguments(settings))
+  assert {k: resolved[k] for k in settings} == settings
+
+
+def test_rows_are_thinned_to_evaluations_with_means_since_the_one_before():
+  rows = [
+    {'round_num': 1, 'clipped_steps': 0, 'total_steps': 10, 'train_loss': 3.0},
+    {'round_num': 2, 'clipped_steps': 1, 'total_steps': 10, 'train_loss': 1.0, 'mean_clipped_norm': 2.0,
+     'test_accuracy': 0.5},
+    {'round_num': 3, 'clipped_steps': 3, 'total_steps': 10, 'mean_clipped_norm': 4.0},
+    {'round_num': 4, 'clipped_steps': 1, 'total_steps': 10, 'mean_clipped_norm': 8.0, 'test_accuracy': 0.6},
+  ]  # fmt: skip
+  assert results.thin(rows) == [
+    {'round_num': 2, 'test_accuracy': 0.5, 'train_loss': 2.0, 'clipped_steps': 0.5, 'total_steps': 10.0,
+     'mean_clipped_norm': 2.0},
+    {'round_num': 4, 'test_accuracy': 0.6, 'clipped_steps': 2.0, 'total_steps': 10.0,
+     'mean_clipped_norm': 5.0},
+  ]  # fmt: skip
+
+
+def test_a_record_becomes_the_run_that_it_was_made_of():
+  settings = parsing.parse(['--task=cifar10', '--total_rounds=2', '--seed=4', '--alpha=1'])
+  rows = [{'round_num': r, 'test_accuracy': 0.1 * r, 'total_steps': 3.0} for r in (1, 2)]
+  before = runs.Run(pathlib.Path('x'), settings, rows, is_finished=True)
+  record = json.loads(json.dumps(results.to_record('x', before, version='v')))
+  after = results.to_run(record)
+  assert (after.key, after.seeds, after.rows) == (before.key, before.seeds, before.rows)
+  assert after.counts and after.accuracy('best') == 0.2
+
+
+def test_results_survive_writing_and_reading(tmp_path):
+  path = tmp_path / 'deep' / 'results.jsonl'
+  assert results.read(path) == {}
+  results.write(path, {'b': {'name': 'b'}, 'a': {'name': 'a'}})
+  assert path.read_text() == '{"name":"a"}\n{"name":"b"}\n'
+  assert results.read(path) == {'a': {'name': 'a'}, 'b': {'name': 'b'}}
+
+
+@pytest.mark.parametrize(
+  'text', ['{"name": "a"\n', '{"x": 1}\n', '3\n', '{"name":"a"}\n{"name":"a"}\n']
+)
+def test_damaged_results_are_said_in_one_line(tmp_path, text):
+  path = tmp_path / 'results.jsonl'
+  path.write_text(text)
+  with pytest.raises(UsageError, match=r'results.jsonl, line \d is'):
+    results.read(path)
+
+
+def test_runs_as_in_the_paper_support_its_claims():
+  found = verdicts(make_records(as_in_the_paper))
+  assert found == dict.fromkeys(('C1', 'C3', 'C4', 'C5'), claims.SUPPORTED)
+
+
+def test_nar_that_loses_is_not_supported():
+  def worse(s, noise):
+    return as_in_the_paper(s, noise) - 0.4 * (s['client_optimizer'] == 'nar')
+
+  found = verdicts(make_records(worse))
+  assert found['C1'] == found['C4'] == claims.NOT_SUPPORTED
+
+
+def test_one_cell_that_loses_makes_the_table_undecided():
+  def one_loses(s, noise):
+    loses = (s['algorithm'], s['alpha'], s['client_optimizer']) == ('fed_avgm', 10.0, 'nar')
+    return as_in_the_paper(s, noise) - 0.1 * loses
+
+  assert verdicts(make_records(one_loses))['C1'] == claims.UNDECIDED
+
+
+def test_noise_without_effect_decides_nothing_or_against():
+  found = verdicts(make_records(lambda s, noise: 0.5 + noise, clipped=(5.0, 5.0), norms=(3.0, 3.0)))
+  assert found['C1'] == claims.UNDECIDED
+  assert found['C3'] == found['C5'] == claims.NOT_SUPPORTED
+
+
+def test_clipping_that_falls_is_not_supported():
+  assert verdicts(make_records(as_in_the_paper, norms=(4.0, 2.0)))['C5'] == claims.NOT_SUPPORTED
+
+
+def test_nothing_is_decided_before_all_seeds_are_there():
+  records = make_records(as_in_the_paper)
+  some = {name: r for name, r in records.items() if not name.endswith('seed2')}
+  assert verdicts(some) == dict.fromkeys(('C1', 'C3', 'C4', 'C5'), claims.NOT_TESTED)
+  assert verdicts({}) == dict.fromkeys(('C1', 'C3', 'C4', 'C5'), claims.NOT_TESTED)
+
+
+def test_a_diverged_run_counts_as_a_guess():
+  settings = next(iter(study.runs(['table1']).values()))
+  run = results.to_run(make_record('x', settings, 0.6, diverged=True))
+  cells = claims.Cells([run])
+  i = run.identity
+  key = (i['algorithm'], i['alpha'], i['local_steps'], i['weight_decay'], i['client_optimizer'])
+  assert cells.accuracy(*key) == {0: 10.0}
+
+
+def test_growth_compares_the_last_fifth_of_the_rounds_with_the_first():
+  settings = next(iter(study.runs(['table1']).values()))
+  run = results.to_run(make_record('x', settings, 0.6, clipped=(1.0, 9.0)))
+  assert claims.growth(run, 'clipped_steps') == 8.0
+  assert claims.growth(run, 'train_loss') is None
+
+
+def test_page_is_filled_between_its_marks_and_nowhere_else():
+  page = 'a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n'
+  assert (
+    study_page.fill(page, {'x': 'new\\1'}) == 'a\n<!-- begin x -->\nnew\\1\n<!-- end x -->\nb\n'
+  )
+  with pytest.raises(UsageError, match='no place for y'):
+    study_page.fill(page, {'y': ''})
+
+
+def test_page_of_results(tmp_path, capsys):
+  docs = pathlib.Path(__file__).parents[2] / 'docs'
+  (tmp_path / study_page.PAGE).write_text((docs / study_page.PAGE).read_text())
+  records = make_records(as_in_the_paper)
+  study_page.write(records, tmp_path)
+  text = (tmp_path / study_page.PAGE).read_text()
+  assert '| C1 | NAR is at least as good' in text and '**supported**' in text
+  first = text.split('<!-- begin table1 -->')[1].split('\n')[3]
+  # By hand: 60 - 2 * 0.05 * 100 = 50 without NAR, 58 with it, each with noise of 0.2 at the most.
+  cells = [cell.strip() for cell in first.split('|')[1:-1]]
+  assert cells[:3] == ['FedAvg', '0.05', '0.3'] and cells[-2:] == ['85.19, 87.64', '+2.45']
+  baseline, nar = (float(cell.split()[0]) for cell in cells[3:5])
+  assert abs(baseline - 50) < 0.2 and abs(nar - 58) < 0.2
+  for name in ('study_curves', 'study_clipping', 'study_weight_decay'):
+    assert (tmp_path / 'images' / f'{name}.png').stat().st_size > 10_000
+
+
+@pytest.fixture
+def parsed_flags():
+  study_binary.flags.FLAGS(['study'])
+  yield
+  study_binary.flags.FLAGS.unparse_flags()
+
+
+def test_what_is_in_the_file_is_not_run_again(parsed_flags):
+  names = list(study.runs(study.STAGES))
+  assert list(study_binary.missing(set(names[1:]))) == names[:1]
+  assert study_binary.missing(set(names)) == {}
+
+
+def test_an_unknown_stage_is_one_line():
+  with pytest.raises(UsageError, match='--stages=table9 is unknown: it takes pilot_rates, '):
+    study_binary.check_stages(['table9'])
