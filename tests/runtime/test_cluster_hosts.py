@@ -86,13 +86,15 @@ def hosts():
 
 
 class _Node:
-  """A Ray node in one of the hosts: all its processes are in one control group of ours."""
+  """A Ray node in one of the hosts."""
 
-  def __init__(self, host, *arguments):
-    self.folder = tempfile.mkdtemp(prefix='fr', dir='/tmp')
+  def __init__(self, host, folder, *arguments):
+    # As hosts have their own disks, the second one has its own files at the place of the first's.
+    own_disk = f'mount -t tmpfs none {folder} && ' if host else ''
     self.process = subprocess.Popen(
-      ['ip', 'netns', 'exec', _NAMES[host], sys.executable, '-m', 'ray.scripts.scripts', 'start',
-       '--block', f'--node-ip-address={_ADDRESSES[host]}', '--num-cpus=1', '--disable-usage-stats',
+      ['ip', 'netns', 'exec', _NAMES[host], 'sh', '-c', own_disk + 'exec "$@"', 'sh',
+       sys.executable, '-m', 'ray.scripts.scripts', 'start', '--block',
+       f'--node-ip-address={_ADDRESSES[host]}', '--num-cpus=1', '--disable-usage-stats',
        f'--object-store-memory={2 * 10**8}', *arguments],
       env=_environment(),
       stdout=subprocess.PIPE,
@@ -100,10 +102,12 @@ class _Node:
       text=True,
       start_new_session=True,
     )  # fmt: skip
+    said = []
     for line in self.process.stdout:
+      said.append(line)
       if 'Ray runtime started' in line:
         return
-    raise AssertionError('Ray did not start')
+    raise AssertionError(''.join(said))
 
   def kill(self, host):
     """Kills all processes of a host, as a power failure would."""
@@ -118,7 +122,6 @@ class _Node:
     self.process.kill()
     self.process.wait()
     self.process.stdout.close()
-    shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _environment():
@@ -132,10 +135,13 @@ def _environment():
 
 
 def test_two_hosts_train_and_one_of_them_may_die(hosts):
-  head = _Node(0, '--head', '--port=6399', '--include-dashboard=false')
-  other = None
+  folder = tempfile.mkdtemp(prefix='fr', dir='/tmp')  # Short: it is part of the names of sockets.
+  head = _Node(
+    0, folder, '--head', '--port=6399', '--include-dashboard=false', f'--temp-dir={folder}'
+  )
+  other = program = None
   try:
-    other = _Node(1, f'--address={_ADDRESSES[0]}:6399')
+    other = _Node(1, folder, f'--address={_ADDRESSES[0]}:6399')
     program = subprocess.Popen(
       ['ip', 'netns', 'exec', _NAMES[0], sys.executable, '-c', _PROGRAM, f'{_ADDRESSES[0]}:6399'],
       env=_environment(),
@@ -153,4 +159,8 @@ def test_two_hosts_train_and_one_of_them_may_die(hosts):
   finally:
     if other is not None:
       other.kill(1)
-    head.kill(0)
+    head.kill(0)  # With the program, which is there, too.
+    if program is not None:
+      program.wait()
+      program.stdout.close()
+    shutil.rmtree(folder, ignore_errors=True)
