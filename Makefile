@@ -5,7 +5,7 @@ BENCH := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks
 # Two at a time, a file in one piece: most of a test is single-threaded tracing.
 PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile
 
-.PHONY: help setup demo test test-slow test-stress test-full bench opponents doctor gpu-check docs dist bazel lint lock clean
+.PHONY: help setup demo test coverage test-slow test-stress test-full bench opponents doctor gpu-check docs conformance dist bazel lint lock clean
 
 help:  ## List the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,10 @@ demo: $(READY)  ## Train NAR and its baseline on the digits images; a table and 
 
 test: $(READY) lint  ## Lint, and run the test suite.
 	$(PYTEST)
+
+coverage: $(READY)  ## Run the test suite with branch coverage; no branch of an update rule may be missed.
+	$(PYTEST) --cov --cov-report= --cov-report=json:build/coverage.json
+	@$(PY) -m tools.coverage_check build/coverage.json
 
 test-slow: $(READY)  ## Run the checks that are too long for `make test`, or need prepared data.
 	$(PYTEST) -m slow
@@ -55,9 +59,12 @@ doctor: $(READY)  ## Say what works on this machine: versions, devices, a round 
 gpu-check: $(READY)  ## Check the GPU of this machine: placement, agreement with the CPU, speed, determinism; a report to paste into an issue.
 	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m tools.gpu.check
 
-docs: $(READY)  ## Build the API reference into docs/_build.
-	@TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m tools.build_docs docs/_build
-	@echo 'docs/_build/index.html'
+docs: $(READY)  ## Build the pages and the API reference into one searchable site, build/docs.
+	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo 'build/docs/index.html'
+
+conformance: $(READY)  ## Run TFF's own tests on our runtime and on TFF's: TFF=path/to/tensorflow-federated (hours).
+	@$(PY) -m tools.conformance --tff="$(TFF)"
 
 dist: $(READY)  ## Build wheel and sdist, and try both in empty environments.
 	@tools/dist_smoke_test.sh

@@ -7,8 +7,9 @@ are ready. The median over the turns is printed, with its ratio to the training.
 
 import os
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
+import argparse
 import collections
 import functools
 import statistics
@@ -121,4 +122,5 @@ def main():
 
 
 if __name__ == '__main__':
+  argparse.ArgumentParser(description=__doc__).parse_args()
   main()

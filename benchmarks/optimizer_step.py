@@ -9,6 +9,7 @@ import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
+import argparse
 import statistics
 import time
 
@@ -104,4 +105,5 @@ def main():
 
 
 if __name__ == '__main__':
+  argparse.ArgumentParser(description=__doc__).parse_args()
   main()

@@ -1,5 +1,6 @@
 """What all binaries share: help without side effects, and one line for what a user can mend."""
 
+import logging as standard_logging
 import os
 import signal
 import sys
@@ -12,7 +13,8 @@ from absl import app, flags, logging
 from experiments.definition.settings import UsageError
 
 _DEBUG = flags.DEFINE_boolean('debug', False, 'Show the traceback of an error.')
-_HELP = ('-h', '-help', '--help')
+_HELP = ('-h', '-help', '--help', '-helpshort', '--helpshort')
+_FULL_HELP = ('-helpfull', '--helpfull')
 
 
 def run(
@@ -25,15 +27,16 @@ def run(
   """Parses the flags, calls `main` and ends the process.
 
   A `UsageError` is one line on standard error and its own exit status (a wrong flag 2, a run that
-  failed 1, one that diverged 3), Ctrl-C one line and 130; all other errors keep their traceback. With
-  --debug, a `UsageError` has one, too.
+  failed 1, one that diverged 3), Ctrl-C one line and 130; all other errors keep their traceback.
+  With --debug, a `UsageError` has one, too.
 
   Args:
     name: The binary's name, which begins its lines.
     main: What it does.
     help_text: What --help prints; the docstring and the flags of the binary unless given.
     interrupted: What a user is told at Ctrl-C.
-    takes_words: Whether `main` takes a list of the arguments that are no flags; otherwise there may be none.
+    takes_words: Whether `main` takes a list of the arguments that are no flags; otherwise there may
+      be none.
   """
 
   def fail(message, status):
@@ -62,10 +65,12 @@ def run(
     except BrokenPipeError:
       _end_unread()
 
-  if any(argument in _HELP for argument in sys.argv[1:]):
+  app.define_help_flags()
+  if any(argument in (*_HELP, *_FULL_HELP) for argument in sys.argv[1:]):
+    is_full = any(argument in _FULL_HELP for argument in sys.argv[1:])
     try:
-      if help_text is None:
-        app.usage(shorthelp=True, writeto_stdout=True)
+      if help_text is None or is_full:
+        app.usage(shorthelp=not is_full, writeto_stdout=True)
       else:
         print(help_text())
       sys.stdout.flush()
@@ -74,9 +79,11 @@ def run(
     sys.exit(0)
   logging.set_verbosity(logging.WARNING)
   signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-  # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras has no functional models.
-  app.define_help_flags()
+  # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras
+  # has no functional models.
   logging.use_absl_handler()
+  formatter = standard_logging.Formatter(f'{name}: %(levelname)s: %(message)s')
+  logging.get_absl_handler().setFormatter(formatter)
   call(parse(sys.argv))
 
 

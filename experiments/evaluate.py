@@ -2,11 +2,12 @@ r"""Evaluates the model of a run: on the whole test set, by client, by class, an
 
   python -m experiments.evaluate --run=runs/first
 
-Prints a table, and writes the numbers (clients.csv, confusion.csv, summary.csv) and a picture (evaluation.png).
-By client, the accuracy is that on the training examples that the client holds: their mean, their standard deviation
-and the mean of the worst tenth, once with each client counting the same and once weighted by its examples.
-Personalisation lets each client take local steps of the run's optimizer, at the rates of the round to come, on four
-fifths of its examples, and compares the accuracy on the fifth that is held out, before and after.
+Prints a table, and writes the numbers (clients.csv, confusion.csv, summary.csv) and a picture
+(evaluation.png). By client, the accuracy is that on the training examples that the client holds:
+their mean, their standard deviation and the mean of the worst tenth, once with each client counting
+the same and once weighted by its examples. Personalisation lets each client take local steps of the
+run's optimizer, at the rates of the round to come, on four fifths of its examples, and compares the
+accuracy on the fifth that is held out, before and after.
 """
 
 import os

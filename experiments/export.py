@@ -2,9 +2,9 @@ r"""Takes the trained model out of a run, for use without this package.
 
   python -m experiments.export --run=runs/first --format=saved_model --output=my_model
 
-npz are the weights by name, for NumPy. keras is a file for `tf.keras.models.load_model`, of stock layers only.
-saved_model is a folder for `tf.saved_model.load`: a callable that takes images as they are stored (uint8), or
-text, and returns logits. The last two need TensorFlow and nothing else.
+npz are the weights by name, for NumPy. keras is a file for `tf.keras.models.load_model`, of stock
+layers only. saved_model is a folder for `tf.saved_model.load`: a callable that takes images as they
+are stored (uint8), or text, and returns logits. The last two need TensorFlow and nothing else.
 """
 
 import os
@@ -17,7 +17,8 @@ from experiments.definition import help_text
 from experiments.definition.settings import UsageError
 from experiments.running import directory
 
-# As `fednar_tff.simulation.EXPORT_FORMATS`, which a test compares; help is shown without TensorFlow.
+# As `fednar_tff.simulation.EXPORT_FORMATS`, which a test compares; help is shown without
+# TensorFlow.
 SUFFIXES = {'npz': '.npz', 'keras': '.keras', 'saved_model': ''}
 
 _RUN = flags.DEFINE_string('run', None, 'The directory of the run, the --output_dir of `train`.')
@@ -48,6 +49,7 @@ def main():
   if output is not None and os.path.lexists(output):
     raise UsageError(f'--output={output} exists already; choose another place.')
   directory.read_run_config(_RUN.value)
+  directory.check_writable(output or _RUN.value, 'output')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   from experiments.running import loading  # Only now: TensorFlow takes its time.
   from fednar_tff import simulation

@@ -3,13 +3,13 @@ r"""Makes tables and figures of run directories, in the form of the paper.
   python -m experiments.report --runs=runs/cpu --output_dir=reports/cpu
   python -m experiments.report --runs=runs/cpu --table=cifar10 --variant=cpu
 
-prints a table for each task and writes it as Markdown, LaTeX and CSV, with the figures as PNG and PDF.
-Settings that are equal in all runs are the title, settings that vary are columns; a cell is the mean
-over seeds and their standard deviation. Beside baseline and NAR stand their paired difference by seed
-with a 95 % confidence interval, and the paper's two numbers where the settings are of its kind. With
---table, the table has the paper's layout, and only its cells. --format=html is one file with all of it,
-report.html in --output_dir or what is printed: tables, figures, settings, runs, partition, clipping; it
-loads nothing from a network.
+prints a table for each task and writes it as Markdown, LaTeX and CSV, with the figures as PNG and
+PDF. Settings that are equal in all runs are the title, settings that vary are columns; a cell is
+the mean over seeds and their standard deviation. Beside baseline and NAR stand their paired
+difference by seed with a 95 % confidence interval, and the paper's two numbers where the settings
+are of its kind. With --table, the table has the paper's layout, and only its cells. --format=html
+is one file with all of it, report.html in --output_dir or what is printed: tables, figures,
+settings, runs, partition, clipping; it loads nothing from a network.
 """
 
 import functools
@@ -20,7 +20,7 @@ import sys
 from absl import flags
 
 from experiments import command_line
-from experiments.definition import presets
+from experiments.definition import help_text, presets
 from experiments.definition import settings as settings_lib
 from experiments.reading import grouping, runs, tables
 
@@ -49,6 +49,11 @@ _FIGURES = flags.DEFINE_list(
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Where tables and figures are written; without it, the table is only printed.'
 )
+_GROUPS = {
+  'Which runs': ('runs', 'table', 'variant', 'statistic'),
+  'As what, and where to': ('format', 'figures', 'output_dir'),
+  'Of this command': ('debug',),
+}
 
 
 def check_flags():
@@ -63,7 +68,8 @@ def check_flags():
     raise settings_lib.UsageError('--figures needs --output_dir, the folder that they go to.')
   if _VARIANT.value and not _TABLE.value:
     raise settings_lib.UsageError(
-      f'--variant={_VARIANT.value} means nothing without --table; it takes {", ".join(presets.TABLES)}.'
+      f'--variant={_VARIANT.value} means nothing without --table; it takes '
+      f'{", ".join(presets.TABLES)}.'
     )
 
 
@@ -220,4 +226,4 @@ def main():
 
 
 if __name__ == '__main__':
-  command_line.run('report', main)
+  command_line.run('report', main, help_text=lambda: help_text.grouped(__doc__, _GROUPS))

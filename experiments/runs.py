@@ -1,11 +1,11 @@
-r"""Lists runs: what each is doing, how far it is, its accuracy and time, and the settings in which they differ.
+r"""Lists runs: what each is doing, its accuracy and time, and in which settings they differ.
 
   python -m experiments.runs --runs=runs
   python -m experiments.runs diff runs/first runs/second
 
-The first prints a line for each run and a column for each setting that is not the same in all; the second says in what
-two runs differ. A run is finished, diverged, running (seen on the machine that runs it), or stopped: then the same
-`train` command resumes it.
+The first prints a line for each run and a column for each setting that is not the same in all; the
+second says in what two runs differ. A run is finished, diverged, running (seen on the machine that
+runs it), or stopped: then the same `train` command resumes it.
 """
 
 import sys

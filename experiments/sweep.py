@@ -15,7 +15,7 @@ import tqdm
 from absl import flags
 
 from experiments import command_line
-from experiments.definition import presets
+from experiments.definition import help_text, presets
 from experiments.definition.settings import RunDivergedError
 from experiments.running import directory, grid, runners
 
@@ -49,6 +49,15 @@ _SLURM_MINUTES = flags.DEFINE_integer(
 )
 _SLURM_GPUS = flags.DEFINE_integer('slurm_gpus', 0, 'GPUs of a cell on Slurm.', lower_bound=0)
 _SLURM_CPUS = flags.DEFINE_integer('slurm_cpus', 2, 'Cores of a cell on Slurm.', lower_bound=1)
+_GROUPS = {
+  'Which cells (give one of --table, --figure and --presets)': (
+    'table', 'figure', 'variant', 'algorithms', 'alphas', 'presets', 'set', 'seeds',
+  ),
+  'Where they run': (
+    'executor', 'parallel', 'slurm_partition', 'slurm_minutes', 'slurm_gpus', 'slurm_cpus',
+  ),
+  'Of this command': ('output_dir', 'dry_run', 'debug'),
+}  # fmt: skip
 
 
 def read_cells():
@@ -123,4 +132,9 @@ def main():
 
 
 if __name__ == '__main__':
-  command_line.run('sweep', main, interrupted='stopped; the same command does the rest.')
+  command_line.run(
+    'sweep',
+    main,
+    help_text=lambda: help_text.grouped(__doc__, _GROUPS),
+    interrupted='stopped; the same command does the rest.',
+  )

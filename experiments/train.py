@@ -4,9 +4,10 @@ r"""Trains one federated run: a task, an algorithm, a client optimizer.
       --learning_rate=0.1 --weight_decay=0.001 --max_norm=0.3 --total_rounds=50
   python -m experiments.train --preset=cpu/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05
 
-Everything is written to --output_dir: the configuration, metrics by round (metrics.csv), TensorBoard
-events, checkpoints, and at the end result.json and curves.png. The same command resumes a run that was
-stopped, to the same bits; with a larger --total_rounds it continues one that is finished.
+Everything is written to --output_dir: the configuration, metrics by round (metrics.csv),
+TensorBoard events, checkpoints, and at the end result.json and curves.png. The same command resumes
+a run that was stopped, to the same bits; with a larger --total_rounds it continues one that is
+finished.
 """
 
 from absl import flags

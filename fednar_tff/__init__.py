@@ -1,10 +1,16 @@
 """Weight decay, clipping and normalisation in federated optimization, on TensorFlow Federated."""
 
 import importlib.util
+import os
 import sys
 import warnings
 
 __version__ = '0.1.0'
+
+if sys.argv[:1] == ['-m']:
+  # So it reads while Python looks for a command, as `python -m fednar_tff.doctor`. What TensorFlow says at its start would bury the
+  # command's own lines; a program that imports this package decides about that itself.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 if importlib.util.find_spec('tensorflow_federated') is None:
   raise ImportError(
@@ -13,7 +19,8 @@ if importlib.util.find_spec('tensorflow_federated') is None:
   )
 
 with warnings.catch_warnings():
-  # A requirement of TFF's uses pkg_resources, which says so at length; the lock files keep a setuptools that has it.
+  # A requirement of TFF's uses pkg_resources, which says so at length; the lock files keep a
+  # setuptools that has it.
   warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
   _nobody_has_chosen_a_runtime = 'tensorflow_federated' not in sys.modules
   import tensorflow_federated as _tff  # noqa: F401

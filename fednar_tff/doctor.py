@@ -1,7 +1,7 @@
-"""Says whether this machine can run federated computations, on what and on which data: `python -m fednar_tff.doctor`.
+"""Says what this machine can run federated computations on: `python -m fednar_tff.doctor`.
 
-Each runtime is tried in a process of its own, with a time-out, so that one that hangs or crashes is a line in the
-report and not the end of it.
+Each runtime is tried in a process of its own, with a time-out, so that one that hangs or crashes is
+a line in the report and not the end of it.
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ import sys
 import time
 
 from fednar_tff import argument_parser
-from fednar_tff.tasks import sources
+from fednar_tff.tasks import precision, sources
 
 _PACKAGES = (
   'tensorflow',
@@ -30,7 +30,8 @@ _EXPECTED_TFF = '0.87.0'
 _SECONDS = 120
 _RUNTIMES = ('in_process', 'native', 'remote', 'cluster')
 
-# Three clients take one step each from 0 towards their number, at rate 0.5: the mean of the results is 1.
+# Three clients take one step each from 0 towards their number, at rate 0.5: the mean of the results
+# is 1.
 _SELF_TEST = """
 import sys, time
 import numpy as np
@@ -65,8 +66,8 @@ result = run_round(0.0, data)
 second = time.monotonic()
 run_round(0.0, data)
 assert abs(result - 1.0) < 1e-6, f'a round gave {result} where it must give 1.0'
-print(f'first round {second - first:.1f} s, second {time.monotonic() - second:.3f} s, '
-      f'{runtime.describe().get("executes_on") or runtime.describe()["devices"]}')
+devices = runtime.describe().get('executes_on') or runtime.describe()['devices']
+print(f'first round {second - first:.1f} s, second {time.monotonic() - second:.3f} s, on {", ".join(devices)}')
 """
 
 
@@ -132,7 +133,8 @@ def describe_data(data_dir: str | None = None) -> list[str]:
       lines.append(f'{name}: not in {status.path}; fetch it by: {command}')
     else:
       lines.append(
-        f'{name}: not in {status.path}: {status.problem}; when that is mended, fetch it by: {command}'
+        f'{name}: not in {status.path}: {status.problem}; '
+        f'when that is mended, fetch it by: {command}'
       )
   return lines
 
@@ -155,7 +157,8 @@ def diagnose(
     lines.append('All runtimes work.')
   if not works['in_process']:
     lines.append(
-      'The in-process runtime fails: TensorFlow or TFF itself is broken here; compare the versions above.'
+      'The in-process runtime fails: TensorFlow or TFF itself is broken here; '
+      'compare the versions above.'
     )
   elif not (works['native'] and works['remote']):
     lines.append(
@@ -173,7 +176,8 @@ def diagnose(
     )
   else:
     lines.append(
-      'TensorFlow sees no GPU, so clients train on the CPU. With an NVIDIA card, install this package with its extra [gpu].'
+      'TensorFlow sees no GPU, so clients train on the CPU. With an NVIDIA card, install this '
+      'package with its extra [gpu].'
     )
     lines += [unused_card] if unused_card else []
   tff_version = importlib.metadata.version('tensorflow-federated')
@@ -195,6 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
   print(
     '\nData sets (digits and synthetic need none):', *describe_data(options.data_dir), sep='\n  '
   )
+  print(f'\nPrecision: {precision.describe_speed("bfloat16")}')
   print('\nA federated round on each runtime:', flush=True)
   works = {}
   for name in _RUNTIMES:

@@ -1,4 +1,4 @@
-"""Fetches data sets before their first use, for example where there is a network: `python -m fednar_tff.fetch cifar10`."""
+"""Fetches data sets, where there is a network: `python -m fednar_tff.fetch cifar10`."""
 
 import sys
 
@@ -7,7 +7,7 @@ from fednar_tff.tasks import sources
 
 
 def main(arguments: list[str] | None = None) -> int:
-  """Fetches and checks the data sets that are named; those that are there already are only checked."""
+  """Fetches and checks the named data sets; those that are there are only checked."""
   parser = argument_parser.Parser(prog='python -m fednar_tff.fetch', description=__doc__)
   parser.add_argument(
     'names',
@@ -18,7 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
   )
   parser.add_argument(
     '--data_dir',
-    help="the folder, which later goes to `create_task` or to `--data_dir`; the data set's own default",
+    help='the folder, which later goes to `create_task` or to `--data_dir`; '
+    "the data set's own default",
   )
   options = parser.parse_args(arguments)
   for name in options.names:

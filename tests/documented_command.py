@@ -45,9 +45,8 @@ def _train(*arguments):
     return _module('experiments.train', *arguments)
   if '--task=shakespeare' in arguments:
     return _module('experiments.train', *arguments, '--print_flags')
-  if any(
-    a.startswith('--flagfile=') for a in arguments
-  ):  # A file for a large task: it only has to be right.
+  # A file for a large task: it only has to be right.
+  if any(a.startswith('--flagfile=') for a in arguments):
     _module('experiments.train', *arguments, '--print_flags')
     arguments = [a for a in arguments if not a.startswith('--flagfile=')]
   arguments = [a for a in arguments if not a.startswith('--data_dir=')]

@@ -67,9 +67,8 @@ def test_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
   import nbclient
 
   monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
-  monkeypatch.setenv(
-    'TFDS_DATA_DIR', str(tmp_path / 'no_data')
-  )  # The part on CIFAR-10 takes minutes.
+  # Without data: the part on CIFAR-10 takes minutes.
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'no_data'))
   notebook = nbformat.read(path, as_version=4)
   committed = [[o.output_type for o in cell.outputs] for cell in code_cells(notebook)]
   client = nbclient.NotebookClient(

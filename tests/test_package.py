@@ -1,6 +1,5 @@
 """The promises of the repository itself: rooms, BUILD, lock files, set-up, examples in docstrings."""
 
-import ast
 import collections
 import doctest
 import importlib
@@ -15,12 +14,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tools import build_file
+
 ROOT = pathlib.Path(__file__).parents[1]
-MODULES = sorted(
-  path.relative_to(ROOT)
-  for folder in ('fednar_tff', 'experiments', 'benchmarks', 'tests')
-  for path in (ROOT / folder).rglob('*.py')
-)
+MODULES = build_file.all_modules()
 # Which room may import which other (DESIGN: a round flows task -> algorithm -> optimizer).
 MAY_IMPORT = {
   'optimizers': set(),
@@ -37,55 +34,8 @@ MAY_IMPORT_IN_EXPERIMENTS = {
 }
 
 
-def imports_of(path):
-  """Yields the dotted names that a module imports, those inside functions too."""
-  yield from imports_of_source((ROOT / path).read_text())
-
-
-def imports_of_source(source):
-  for node in ast.walk(ast.parse(source)):
-    if isinstance(node, ast.Import):
-      yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module:
-      yield from (f'{node.module}.{alias.name}' for alias in node.names)
-
-
-def starts(path):
-  """Yields the modules that a module runs in processes of their own: named in a string, or imported by a program in one."""
-  for node in ast.walk(ast.parse((ROOT / path).read_text())):
-    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-      continue
-    if re.fullmatch(r'\w+(\.\w+)+', node.value):
-      file = pathlib.Path(*node.value.split('.')).with_suffix('.py')
-      yield from [node.value] if (ROOT / file).is_file() else []
-    elif 'import ' in node.value:
-      try:
-        yield from imports_of_source(node.value)
-      except SyntaxError:
-        pass  # A text, not a program.
-
-
-def module_file(dotted_name):
-  """Returns the file of this repository that an imported name comes from, or None."""
-  parts = dotted_name.split('.')
-  for end in range(len(parts), 0, -1):
-    base = pathlib.Path(*parts[:end])
-    for candidate in (base.with_suffix('.py'), base / '__init__.py'):
-      if (ROOT / candidate).is_file():
-        return candidate
-  return None
-
-
 def build_targets():
-  """Returns {target: (sources, deps)} of BUILD."""
-  targets = {}
-  for node in ast.parse((ROOT / 'BUILD').read_text()).body:
-    call = node.value
-    if isinstance(call, ast.Call) and call.func.id.startswith('py_'):
-      arguments = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg != 'data'}
-      sources = [pathlib.Path(source) for source in arguments['srcs']]
-      targets[arguments['name']] = (sources, {dep.lstrip(':') for dep in arguments.get('deps', [])})
-  return targets
+  return build_file.targets_of((ROOT / 'BUILD').read_text())
 
 
 def test_every_module_is_in_exactly_one_build_target():
@@ -99,10 +49,15 @@ def test_deps_of_each_build_target_are_the_imports_of_its_sources():
   targets = build_targets()
   owner = {source: name for name, (sources, _) in targets.items() for source in sources}
   for name, (sources, deps) in targets.items():
-    files = {
-      module_file(used) for source in sources for used in (*imports_of(source), *starts(source))
-    }
-    assert deps == {owner[f] for f in files if f in owner} - {name}, f'deps of BUILD target {name}'
+    expected = build_file.deps_of(sources, owner) - {name}
+    if all(map(build_file.is_test, sources)):
+      expected.add(build_file.SUPPORT)  # pytest finds conftest.py without an import.
+    assert deps == expected, f'deps of BUILD target {name}'
+
+
+def test_the_tests_of_build_are_as_the_tool_writes_them():
+  libraries, mark, tests = (ROOT / 'BUILD').read_text().partition(build_file.MARK)
+  assert mark + tests == build_file.generate(libraries), 'run `python -m tools.build_file`'
 
 
 @pytest.mark.parametrize(
@@ -116,24 +71,32 @@ def test_rooms_import_only_what_the_design_allows(package, may_import):
     room = path.parts[1]
     rooms = {
       f.parts[1]
-      for f in map(module_file, imports_of(path))
+      for f in map(build_file.module_file, build_file.imports_of(path))
       if f and f.parts[0] == package and len(f.parts) > 2
     }
     assert rooms <= may_import[room] | {room}, path
 
 
+def test_no_test_imports_from_another_test():
+  for path in MODULES:
+    if path.parts[0] == 'tests':
+      used = {*build_file.imports_of(path), *build_file.starts(path)}
+      files = {build_file.module_file(name) for name in used} - {None, path}
+      assert not any(map(build_file.is_test, files)), path
+
+
 def test_the_package_never_reads_a_flag():
   for path in MODULES:
     if path.parts[0] == 'fednar_tff':
-      assert not {'absl.flags', 'absl.app'} & set(imports_of(path)), path
+      assert not {'absl.flags', 'absl.app'} & set(build_file.imports_of(path)), path
 
 
 def test_only_public_tff_is_used():
   for path in MODULES:
     if path.parts[0] in ('fednar_tff', 'experiments'):
-      assert not any(name.startswith('tensorflow_federated.python') for name in imports_of(path)), (
-        path
-      )
+      assert not any(
+        name.startswith('tensorflow_federated.python') for name in build_file.imports_of(path)
+      ), path
 
 
 def test_lock_files_are_pinned_hashed_and_name_no_index():

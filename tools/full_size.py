@@ -52,7 +52,7 @@ def run_cell(values: dict, data_dir: str | None) -> dict:
     if fednar_tff.algorithms.takes_data_size(process):
       arguments['with_size'] = True
     data = [task.packed_client(i, 0, **arguments) for i in ids]
-    if hasattr(process, 'initial_client_state'):
+    if fednar_tff.algorithms.has_client_states(process):
       states = [process.initial_client_state() for _ in ids]
       state, states, metrics = process.next(state, states, data)
     else:

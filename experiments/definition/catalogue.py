@@ -1,10 +1,12 @@
-"""What can be chosen, each fact stated once: tasks, models, algorithms, client optimizers, schedules, runtimes.
+"""What can be chosen: tasks, models, algorithms, client optimizers, schedules, runtimes.
 
-A choice is a setting whose value decides which other settings mean something. An option is one value
-of a choice; it names the settings that belong to it, with their defaults. A setting that belongs to
-options of two choices needs both: `alpha` has to be known to the task, and to its kind of split.
-Nothing here imports TensorFlow, so that help is shown and flags are checked at once; a test holds the
-names, arguments and defaults against those of `fednar_tff`.
+Each fact is stated once.
+
+A choice is a setting whose value decides which other settings mean something. An option is one
+value of a choice; it names the settings that belong to it, with their defaults. A setting that
+belongs to options of two choices needs both: `alpha` has to be known to the task, and to its kind
+of split. Nothing here imports TensorFlow, so that help is shown and flags are checked at once; a
+test holds the names, arguments and defaults against those of `fednar_tff`.
 """
 
 import dataclasses
@@ -36,7 +38,7 @@ def _by_name(*options: Option) -> dict[str, Option]:
 
 
 def _task(name: str, models: tuple[str, ...], **settings: Any) -> Option:
-  own = {'model': models[0], 'validation_share': 0.0, **settings}
+  own = {'model': models[0], 'precision': 'float32', 'validation_share': 0.0, **settings}
   return Option(name, own, models=models)
 
 
@@ -131,7 +133,7 @@ CLIENT_OPTIMIZERS = _by_name(
 
 
 def _schedules(name: str, decay: float) -> dict[str, Option]:
-  """Returns how a rate can change from round to round; `decay` is the default of its exponential."""
+  """Returns the schedules of a rate; `decay` is the default of its exponential one."""
   rounds = {f'{name}_decay_rounds': None}
   return _by_name(
     Option('constant'),
@@ -165,7 +167,7 @@ CHOICES = {
 
 
 def owners(name: str) -> dict[str, tuple[str, ...]]:
-  """Returns the choices that a setting depends on, with those of their values that it belongs to."""
+  """Returns the choices that a setting depends on, each with the values that have it."""
   found = {
     choice: tuple(o.name for o in options.values() if name in o.settings)
     for choice, options in CHOICES.items()

@@ -1,4 +1,4 @@
-"""What `train --help` prints: the settings by group, with the defaults of each task and algorithm."""
+"""What `train --help` prints: the settings by group, with all their defaults."""
 
 import re
 import textwrap
@@ -49,8 +49,10 @@ def grouped(docstring: str, groups: Mapping[str, Sequence[str]]) -> str:
     for name in names:
       flag = flags.FLAGS[name]
       values = '|'.join(getattr(flag.parser, 'enum_values', ()))
-      values += '' if flag.default in (None, False, []) else f'; default {_flag_text(flag.default)}'
-      text = re.sub(r'^<.*?>: ', '', flag.help)  # Which absl puts before the help of an enum.
+      has_default = flag.default not in (None, []) and flag.default is not False
+      values += f'; default {_flag_text(flag.default)}' if has_default else ''
+      # What absl puts before the help of an enum, and after that of a flag that may be repeated.
+      text = re.sub('^<.*?>: |;\\s+repeat this option .*', '', flag.help, flags=re.DOTALL)
       lines += _entry(name, f'{text} ({values.lstrip("; ")})' if values else text)
   return '\n'.join(lines)
 

@@ -22,7 +22,8 @@ _NAME_PARTS = {
   'weight_decay': 'wd',
   'max_norm': 'A',
 }
-# Choices that a run's name and a report's title say where they are not at their default; the others, their main settings tell.
+# Choices that a run's name and a report's title say where they are not at their default; the
+# others, their main settings tell.
 _NAMED_CHOICES = ('learning_rate_schedule', 'weight_decay_schedule')
 # More rounds continue a run, in the folder that it has.
 _NOT_IN_NAME = ('total_rounds', 'seed')
@@ -58,7 +59,7 @@ _LOCAL_WORK = ('local_steps', 'local_epochs')
 
 
 def of_config(saved: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the settings of a `config.json`: what an older one does not say is what was done then."""
+  """Returns the settings of a `config.json`; for what an older one lacks, what was done then."""
   return {**_BEFORE, **saved}
 
 
@@ -96,7 +97,7 @@ def difference(
 
 
 def usual(settings: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what the settings of a run would be if only its choices were given, but for those that it names where they are not as usual."""
+  """Returns the settings that a run would have if only its choices were given."""
   return resolve({c: settings.get(c) for c in catalogue.CHOICES if c not in _NAMED_CHOICES})
 
 

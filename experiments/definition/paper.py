@@ -1,4 +1,4 @@
-"""The paper's results and sizes: FedNAR, NeurIPS 2023. Accuracies in per cent, as (baseline, NAR)."""
+"""The paper's results (accuracies in per cent, as (baseline, NAR)) and its sizes."""
 
 # The table on CIFAR-10, by algorithm and alpha.
 CIFAR10 = {
@@ -38,15 +38,19 @@ SWEEP_WEIGHT_DECAYS = (1e-4, 1e-3, 1e-2, 5e-2, 1e-1)
 ROBUSTNESS_ALGORITHMS = ('fed_avg', 'fed_prox', 'scaffold')
 ROBUSTNESS_WEIGHT_DECAYS = (1e-2, 1e-1)
 
-# The number of local steps, where it is not varied, and the sizes of a run that the text and the released code agree on.
+# The number of local steps, where it is not varied, and the sizes of a run that the text and the
+# released code agree on.
 LOCAL_STEPS = 20
 SIZES = {
   'cifar10': {
-    'task': 'cifar10', 'model': 'resnet18', 'num_clients': 100, 'clients_per_round': 20, 'batch_size': 50,
+    'task': 'cifar10', 'model': 'resnet18', 'num_clients': 100, 'clients_per_round': 20,
+    'batch_size': 50,
     'learning_rate': 0.01, 'learning_rate_decay': 0.998, 'max_norm': 10.0, 'total_rounds': 1000,
   },
   'shakespeare': {
-    'task': 'shakespeare', 'model': 'transformer', 'num_clients': 100, 'clients_per_round': 20, 'batch_size': 100,
-    'learning_rate': 0.1, 'learning_rate_decay': 0.998, 'max_norm': 10.0, 'dropout': 0.1, 'total_rounds': 300,
+    'task': 'shakespeare', 'model': 'transformer', 'num_clients': 100, 'clients_per_round': 20,
+    'batch_size': 100,
+    'learning_rate': 0.1, 'learning_rate_decay': 0.998, 'max_norm': 10.0, 'dropout': 0.1,
+    'total_rounds': 300,
   },
 }  # fmt: skip

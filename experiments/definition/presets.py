@@ -1,9 +1,10 @@
 """The cells of the paper's tables and figures by name, and the settings of each in three variants.
 
-`paper` follows the paper's text, `reference` its released code (the numbers D1 to D17 and F1 to F9 are
-those of docs/paper.md, which lists where the two differ), and `cpu` is reduced to minutes on two cores.
-The runs of the study (docs/study.md), reduced as well, have settings here and names in `definition/study.py`.
-D1 and D16 are the same in both, D9 is how SCAFFOLD is built, and D17 is the task's default.
+`paper` follows the paper's text, `reference` its released code (the numbers D1 to D17 and F1 to F9
+are those of docs/paper.md, which lists where the two differ), and `cpu` is reduced to minutes on
+two cores. The runs of the study (docs/study.md), reduced as well, have settings here and names in
+`definition/study.py`. D1 and D16 are the same in both, D9 is how SCAFFOLD is built, and D17 is the
+task's default.
 """
 
 import difflib
@@ -33,25 +34,31 @@ _CHANGES = {
       'first_round_decays': True, 'norm_epsilon': 1e-6, 'total_rounds': 1001,  # D4, D10, D3
     },
     'shakespeare': {
-      'local_steps': 100, 'first_round_decays': True, 'norm_epsilon': 1e-6, 'total_rounds': 1001,  # D12, D4, D10, D3
-      'sampling_seed': 0, 'partition_seed': 0, 'text': 'leaf', 'identical_layers': True,  # D14, F5, F4, F1
+      'local_steps': 100, 'first_round_decays': True, 'norm_epsilon': 1e-6,  # D12, D4, D10
+      'total_rounds': 1001,  # D3
+      'sampling_seed': 0, 'partition_seed': 0, 'text': 'leaf',  # D14, F5, F4
+      'identical_layers': True,  # F1
     },
   },
-  # Small models have small norms, so the bound is scaled with them: at 10 nothing would ever be clipped.
+  # Small models have small norms, so the bound is scaled with them: at 10 nothing would ever be
+  # clipped.
   'cpu': {
     'cifar10': {
-      'model': 'cnn', 'clients_per_round': 5, 'batch_size': 20, 'learning_rate': 0.05, 'max_norm': 1.0, 'total_rounds': 50,
+      'model': 'cnn', 'clients_per_round': 5, 'batch_size': 20, 'learning_rate': 0.05,
+      'max_norm': 1.0, 'total_rounds': 50,
       'augmentation': 'per_image', 'rounds_per_checkpoint': 25,
     },
     'shakespeare': {
-      'clients_per_round': 5, 'batch_size': 50, 'local_steps': 10, 'max_norm': 1.0, 'total_rounds': 60,
+      'clients_per_round': 5, 'batch_size': 50, 'local_steps': 10, 'max_norm': 1.0,
+      'total_rounds': 60,
       'rounds_per_checkpoint': 10,
     },
   },
   # The rates fall over the rounds as far as they do over the paper's 1,000.
   'study': {
     'cifar10': {
-      'model': 'small_cnn', 'clients_per_round': 10, 'batch_size': 20, 'learning_rate': 0.1, 'max_norm': 1.0,
+      'model': 'small_cnn', 'clients_per_round': 10, 'batch_size': 20, 'learning_rate': 0.1,
+      'max_norm': 1.0,
       'total_rounds': _STUDY_ROUNDS, 'learning_rate_decay': 0.998 ** (1000 / _STUDY_ROUNDS),
       'augmentation': 'per_image', 'rounds_per_evaluation': 5,
     },
@@ -63,13 +70,18 @@ _ALGORITHMS = {
   'fed_avgm': {'server_momentum': 0.9},
 }  # D11
 _RELEASED = {
-  'fed_adam': {'server_learning_rate': 0.1, 'server_epsilon': 0.01, 'server_variant': 'reference'},  # D5, D6
-  'fed_exp': {'extrapolation_epsilon': 0.0, 'average_last_two': True, 'server_variant': 'reference'},  # D8, F8
+  # D5, D6
+  'fed_adam': {'server_learning_rate': 0.1, 'server_epsilon': 0.01, 'server_variant': 'reference'},
+  # D8, F8
+  'fed_exp': {
+    'extrapolation_epsilon': 0.0, 'average_last_two': True, 'server_variant': 'reference',
+  },
 }  # fmt: skip
 _RELEASED_ON_TASK = {
   ('cifar10', 'fed_adam'): {'total_rounds': 301},  # D3
   ('shakespeare', 'fed_prox'): {'local_steps': 20, 'batch_size': 500},  # D12
-  **{('shakespeare', a): {'learning_rate': 0.01} for a in ('fed_exp', 'fed_adam', 'fed_avgm')},  # D13
+  # D13
+  **{('shakespeare', a): {'learning_rate': 0.01} for a in ('fed_exp', 'fed_adam', 'fed_avgm')},
 }  # fmt: skip
 
 VARIANTS = tuple(variant for variant in _CHANGES if variant != 'study')
@@ -139,7 +151,7 @@ FIGURES = {
 def cells(
   table: str | None = None, figure: str | None = None, variant: str = 'paper'
 ) -> dict[str, dict[str, Any]]:
-  """Returns the settings of the cells of a table or a figure by preset name; without either, of all.
+  """Returns the settings of the cells of a table or figure, or of all, by preset name.
 
   Raises:
     UsageError: If a name is not known.
@@ -158,7 +170,7 @@ def cells(
 
 
 def preset(name: str) -> dict[str, Any]:
-  """Returns the settings of a cell by its name, as `paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05`.
+  """Returns the settings of a cell by its name, `paper/shakespeare_fed_avg_nar_wd0.001`.
 
   Raises:
     UsageError: If the name is not known.
@@ -179,9 +191,9 @@ def matching(pattern: str) -> dict[str, dict[str, Any]]:
 def published(settings: Mapping[str, Any]) -> tuple[float, float] | None:
   """Returns the paper's (baseline, NAR) for a run of the paper's kind, or None.
 
-  Of the same kind are runs with the split, the local work, the schedules, the weight decay and the algorithm of a cell of its
-  tables, in its text or in its released code. Model, rounds and clients may be smaller, and the learning rate and the bound scaled
-  with them.
+  Of the same kind are runs with the split, the local work, the schedules, the weight decay and the
+  algorithm of a cell of its tables, in its text or in its released code. Model, rounds and clients
+  may be smaller, and the learning rate and the bound scaled with them.
   """
   return _published_by_kind().get(_kind(identity.identity(settings)))
 
@@ -226,7 +238,7 @@ def _kind(run):
 
 
 def is_reduced(settings: Mapping[str, Any]) -> bool:
-  """Returns whether a run on a task of the paper is smaller than the published run that it is most like."""
+  """Returns whether a run on a task of the paper is smaller than the published one."""
   run = identity.identity(settings)
   if run['task'] not in TABLES:
     return False
@@ -244,7 +256,8 @@ def title(settings: Mapping[str, Any]) -> str:
   if s.get('alpha') is not None:
     text += f' alpha {s["alpha"]:g}'
   if is_reduced(s):
-    text += f' (reduced: {s["model"]}, {s["clients_per_round"]} clients a round, {s["total_rounds"]} rounds)'
+    size = f'{s["clients_per_round"]} clients a round, {s["total_rounds"]} rounds'
+    text += f' (reduced: {s["model"]}, {size})'
   return text
 
 

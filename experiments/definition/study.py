@@ -1,7 +1,7 @@
 """The runs of the study, docs/study.md, in the order in which they are run.
 
-A stage is a list of runs, seed by seed, so that the first seed alone fills its tables. A run that two
-stages ask for is the same run.
+A stage is a list of runs, seed by seed, so that the first seed alone fills its tables. A run that
+two stages ask for is the same run.
 """
 
 import itertools
@@ -16,8 +16,8 @@ SEEDS = (0, 1, 2)
 DECAY_ALGORITHMS = ('fed_avg', 'scaffold', 'fed_avgm')
 # (alpha, local steps) of the weight decays, and of FedAvg alone.
 MAIN_SETTING, *OTHER_SETTINGS = paper.SWEEP_SETTINGS
-# The pilot decides on rates and bound, before the first run that counts: without weight decay, on held-out
-# training examples, with a seed that no other run has.
+# The pilot decides on rates and bound, before the first run that counts: without weight decay, on
+# held-out training examples, with a seed that no other run has.
 PILOT_SEED = 100
 PILOT_SHARE = 0.1
 PILOT_RATES = (0.03, 0.1, 0.3)

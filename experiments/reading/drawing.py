@@ -17,9 +17,14 @@ from experiments.reading.runs import Run
 
 # An optimizer and an algorithm have a colour each, and no two of them the same.
 _OPTIMIZER_COLORS = {'clip': 'tab:blue', 'nar': 'tab:orange', 'sgd': 'tab:gray'}
-_ALGORITHM_COLORS = ('tab:green', 'tab:red', 'tab:purple', 'tab:brown', 'tab:cyan', 'tab:pink', 'tab:olive', 'black')  # fmt: skip
+_ALGORITHM_COLORS = (
+  'tab:green', 'tab:red', 'tab:purple', 'tab:brown', 'tab:cyan', 'tab:pink', 'tab:olive', 'black',
+)  # fmt: skip
 _OPTIMIZER_STYLES = {'clip': '--', 'nar': '-', 'sgd': ':'}
 _LINE_STYLES = ('-', '--', '-.', ':')
+
+# What lines are, beside their looks.
+_DIVERGED, _CROSS = 'diverged', 'cross'
 
 _ROWS_OF_A_PAGE = 4
 _MAX_COLUMNS = 3
@@ -66,9 +71,10 @@ def algorithm_style(algorithm: str, optimizer: str) -> dict:
 
 
 def band(axis: axes_lib.Axes, runs: Sequence[Run], name: str, scale=1.0, **style) -> None:
-  """Plots the mean of a metric over seeds, with a band of one standard deviation if there are several.
+  """Plots the mean of a metric over seeds, with a band of one standard deviation.
 
-  A run that diverged is no part of the mean: it is a thin line that ends in a cross.
+  A run that diverged is no part of the mean: it is a thin line that ends in a cross, or a cross alone, at the bottom, if the
+  metric was never measured.
   """
   series = [
     dict(zip(*run.series(name))) for run in runs if run.is_finished and not run.has_diverged
@@ -77,19 +83,29 @@ def band(axis: axes_lib.Axes, runs: Sequence[Run], name: str, scale=1.0, **style
   if rounds:
     values = scale * np.array([[s[r] for r in rounds] for s in series])
     mean = values.mean(0)
-    axis.plot(rounds, mean, **style)
+    plot_line(axis, rounds, mean, **style)
     if len(values) > 1:
       deviation = values.std(0, ddof=1)
       axis.fill_between(
         rounds, mean - deviation, mean + deviation, alpha=0.2, color=style['color'], linewidth=0
       )
   for run in runs:
+    if not run.has_diverged:
+      continue
     found = run.series(name)
-    if run.has_diverged and found[0]:
-      thin = {**style, 'label': None if rounds else style.get('label')}
-      values = scale * np.array(found[1])
-      axis.plot(found[0], values, linewidth=0.8, **thin)
-      axis.plot(found[0][-1], values[-1], marker='x', color=style['color'])
+    thin = {**style, 'label': None if rounds else style.get('label'), 'linewidth': 0.8}
+    values = scale * np.array(found[1])
+    cross = {'marker': 'x', 'color': style['color'], 'clip_on': False, 'gid': _CROSS}
+    axis.plot(found[0], values, gid=_DIVERGED, **thin)
+    if found[0]:
+      axis.plot(found[0][-1], values[-1], **cross)
+    elif run.rows:
+      axis.plot(run.rows[-1]['round_num'], 0.03, transform=axis.get_xaxis_transform(), **cross)
+
+
+def plot_line(axis: axes_lib.Axes, rounds: Sequence[int], values, **style) -> None:
+  """Plots values by round; a single one is a dot, since a line would not be seen."""
+  axis.plot(rounds, values, **{'marker': '.' if len(rounds) == 1 else '', **style})
 
 
 def describe_bands(runs: Sequence[Sequence[Run]], mark: str = 'band') -> str:
@@ -162,10 +178,27 @@ def _draw_page(rows, columns, title, explanation):
       axis.remove()
     row_axes[0].set_ylabel(row[0].ylabel, fontsize=9)
     if row[0].from_zero:  # A count that hardly changes is a flat line, not a magnified one.
-      top = max(axis.dataLim.y1 for axis in row_axes[: len(row)])
-      row_axes[0].set_ylim(0, 1.05 * top if 0 < top < np.inf else 1)
+      _begin_at_zero(row_axes[: len(row)])
   add_legend(page, handles, explanation)
   return page
+
+
+def _begin_at_zero(axes):
+  """Lets axes that share their heights begin at zero, and end above what has not diverged: beside that, all else would be flat."""
+  lines = [line for axis in axes for line in axis.get_lines()]
+  for left_out in ((_DIVERGED, _CROSS), ()):
+    tops = [
+      np.nanmax(l.get_ydata()) for l in lines if l.get_gid() not in left_out and len(l.get_ydata())
+    ]
+    bands = [c.get_datalim(axis.transData).y1 for axis in axes for c in axis.collections]
+    top = max([*tops, *bands], default=0.0)
+    if tops:
+      break
+  height = 1.05 * top if 0 < top < np.inf else 1
+  axes[0].set_ylim(0, height)
+  for line in lines:
+    if line.get_gid() == _CROSS:
+      line.set_ydata(np.minimum(line.get_ydata(), 0.97 * height))
 
 
 def add_legend(page: figure.Figure, handles: dict, explanation: str = '') -> None:
@@ -173,8 +206,10 @@ def add_legend(page: figure.Figure, handles: dict, explanation: str = '') -> Non
   width = page.get_figwidth()
   longest = max((len(label) for label in handles), default=1)
   page.legend(
-    handles.values(), handles.keys(), title=_wrap(explanation, 15 * width), loc='outside lower center',
-    ncols=max(1, min(len(handles), int(14 * width / (longest + 8)))), fontsize=8, title_fontsize=8, frameon=False,
+    handles.values(), handles.keys(), title=_wrap(explanation, 15 * width),
+    loc='outside lower center',
+    ncols=max(1, min(len(handles), int(14 * width / (longest + 8)))),
+    fontsize=8, title_fontsize=8, frameon=False,
   )  # fmt: skip
 
 
@@ -193,7 +228,9 @@ def finish_axes(axis: axes_lib.Axes, xlabel: str) -> None:
   axis.grid(alpha=0.3)
   axis.spines[['top', 'right']].set_visible(False)
   if xlabel == 'round':
-    axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
+    axis.xaxis.set_major_locator(
+      ticker.MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+    )
 
 
 def to_svg(draw: Callable[[io.BytesIO], None], name: str) -> str:
@@ -205,7 +242,8 @@ def to_svg(draw: Callable[[io.BytesIO], None], name: str) -> str:
   """
   buffer = io.BytesIO()
   options = {
-    'savefig.format': 'svg', 'savefig.transparent': True, 'svg.fonttype': 'none', 'svg.hashsalt': name,
+    'savefig.format': 'svg', 'savefig.transparent': True, 'svg.fonttype': 'none',
+    'svg.hashsalt': name,
   }  # fmt: skip
   with matplotlib.rc_context(options):
     draw(buffer)

@@ -80,7 +80,7 @@ def _percent(share):
 
 
 def save(found: Evaluation, folder: pathlib.Path) -> list[pathlib.Path]:
-  """Writes `clients.csv`, `confusion.csv`, `summary.csv` and `evaluation.png`; returns their paths."""
+  """Writes the tables by client, by class and in short, and a picture; returns their paths."""
   folder.mkdir(parents=True, exist_ok=True)
   header, rows = ['client', 'examples', 'accuracy'], []
   personal = {}
@@ -111,13 +111,15 @@ def _write_csv(path, rows):
 def plot(found: Evaluation):
   """Draws the clients by their accuracy, the classes, and what local steps do."""
   num_panels = 2 if found.personalization is None else 3
-  page = drawing.new_page(4.0 * num_panels, 3.8)
+  page = drawing.new_page(4.0 * num_panels, 4.0)
   page.suptitle(found.title, fontsize=10)
   axes = page.subplots(1, num_panels)
   _draw_clients(axes[0], found)
   _draw_confusion(page, axes[1], found.confusion)
   if found.personalization is not None:
     _draw_personalization(axes[2], found)
+  handles, labels = axes[0].get_legend_handles_labels()
+  drawing.add_legend(page, dict(zip(labels, handles)))
   return page
 
 
@@ -130,8 +132,10 @@ def _draw_clients(axis, found):
   axis.axhline(100 * found.alike.mean, color='black', linewidth=1, linestyle='--', label='mean')
   axis.set_ylabel('accuracy on own examples (%)', fontsize=9)
   axis.set_ylim(0, 100)
-  axis.legend(fontsize=8, loc='lower right')
+  axis.set_title('accuracy by client', fontsize=9)
   drawing.finish_axes(axis, 'clients, by accuracy')
+  axis.grid(False, axis='x')
+  axis.set_xlim(0.5, len(ordered) + 0.5)
   axis.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))  # There is no client 2.5.
 
 

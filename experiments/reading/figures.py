@@ -1,7 +1,7 @@
 """The figures: of one run, and those of the paper.
 
-Each of the paper's figures is a function of an experiment that returns its pages, or none if the runs
-have nothing for it. No line is a mean over runs that differ in anything but their seeds.
+Each of the paper's figures is a function of an experiment that returns its pages, or none if the
+runs have nothing for it. No line is a mean over runs that differ in anything but their seeds.
 """
 
 import collections
@@ -25,11 +25,11 @@ def plot_run(run: runs.Run, path: pathlib.Path) -> None:
   axes[0].plot(rounds, 100 * np.array(values), marker='.')
   axes[0].set_ylabel(_ACCURACY)
   for name in ('train_loss', 'test_loss'):
-    axes[1].plot(*run.series(name), label=name.replace('_', ' '))
+    drawing.plot_line(axes[1], *run.series(name), label=name.replace('_', ' '))
   axes[1].set_ylabel('loss')
-  rounds, clipped = run.series('clipped_steps')
   total = dict(zip(*run.series('total_steps')))
-  axes[2].plot(rounds, [100 * c / max(total.get(r, 0), 1) for r, c in zip(rounds, clipped)])
+  shares = {r: 100 * c / total[r] for r, c in zip(*run.series('clipped_steps')) if total.get(r)}
+  drawing.plot_line(axes[2], list(shares), list(shares.values()))
   axes[2].set_ylabel('clipped steps (%)')
   axes[2].set_ylim(-2, 102)
   for axis in axes:
@@ -45,7 +45,8 @@ def _plot_accuracy(experiment, title, line_names=()):
   Args:
     experiment: The experiment.
     title: The figure's title.
-    line_names: The settings that tell the lines of a panel apart; a panel needs two of their values.
+    line_names: The settings that tell the lines of a panel apart; a panel needs two of their
+      values.
   """
   panel_names = [name for name in experiment.columns if name not in line_names]
   panels = collections.defaultdict(dict)
@@ -94,7 +95,7 @@ def _take_upper_lines(panels):
 
 
 def _fitting(upper, setting):
-  """Returns the centralised runs of a panel: those whose settings are the panel's, as far as they have them."""
+  """Returns the centralised runs of a panel: those that have its settings."""
   for own, cells in upper.items():
     if all(value in (None, wanted) for (_, value), (_, wanted) in zip(own, setting, strict=True)):
       return cells
@@ -167,7 +168,7 @@ def _scale_decays(axis, decays):
 
 
 def plot_clipping(experiment: grouping.Experiment, title: str, statistic: str):
-  """Plots frequency and strength of clipping: two panels for each setting, a band for each algorithm."""
+  """Plots how often and how strongly steps are clipped, in two panels for each setting."""
   del statistic
   panels = collections.defaultdict(dict)
   for setting, key, _, cell in _by_algorithm(experiment):
@@ -197,8 +198,8 @@ def plot_clipping(experiment: grouping.Experiment, title: str, statistic: str):
 def _by_algorithm(experiment, but=None):
   """Yields setting, line, condition and runs of each cell, for panels that compare algorithms.
 
-  A setting that varies within an algorithm sets panels apart. One that only differs between algorithms
-  is said in the line's label.
+  A setting that varies within an algorithm sets panels apart. One that only differs between
+  algorithms is said in the line's label.
   """
   others = [name for name in experiment.columns if name not in experiment.axes]
   for algorithm, condition, optimizer, cell in experiment.cells():

@@ -16,13 +16,17 @@ from experiments.reading.runs import Run
 OPTIMIZERS = ('clip', 'nar', 'sgd')  # In the order of the columns of a table.
 # How a setting is written; others are their name and value.
 _PHRASES = {
-  'task': '{}', 'model': '{}', 'num_clients': '{} clients', 'alpha': 'alpha {}', 'learning_rate': 'lr {}',
-  'weight_decay': 'WD {}', 'max_norm': 'A = {}', 'local_steps': '{} steps', 'local_epochs': '{} epochs',
+  'task': '{}', 'model': '{}', 'num_clients': '{} clients', 'alpha': 'alpha {}',
+  'learning_rate': 'lr {}',
+  'weight_decay': 'WD {}', 'max_norm': 'A = {}', 'local_steps': '{} steps',
+  'local_epochs': '{} epochs',
   'batch_size': 'batch {}', 'clients_per_round': '{} clients a round', 'total_rounds': '{} rounds',
 }  # fmt: skip
 _HEADERS = {
-  'learning_rate': 'lr', 'weight_decay': 'WD', 'max_norm': 'A', 'local_steps': 'steps', 'local_epochs': 'epochs',
-  'batch_size': 'batch', 'num_clients': 'clients', 'clients_per_round': 'clients a round', 'total_rounds': 'rounds',
+  'learning_rate': 'lr', 'weight_decay': 'WD', 'max_norm': 'A', 'local_steps': 'steps',
+  'local_epochs': 'epochs',
+  'batch_size': 'batch', 'num_clients': 'clients', 'clients_per_round': 'clients a round',
+  'total_rounds': 'rounds',
 }  # fmt: skip
 # What every title says; of the other settings it says those that are not as usual.
 _ALWAYS_SAID = frozenset(_PHRASES)
@@ -89,7 +93,8 @@ class Experiment:
     axes: Those of them that vary within an algorithm, and so tell its runs apart.
     traits: What differs between algorithms and belongs to them, where it is not as usual:
       `{algorithm: {setting: value}}`.
-    rows: What the table has rows for: pairs of an algorithm and a condition, the values of `columns`.
+    rows: What the table has rows for: pairs of an algorithm and a condition, the values of
+      `columns`.
   """
 
   def __init__(self, runs: Sequence[Run]):
@@ -132,7 +137,7 @@ class Experiment:
       self.columns.append(name)
 
   def _fill_cells(self):
-    """Returns the runs of each cell. SGD, which has no bound, stands beside each run that has one."""
+    """Returns the runs of each cell. SGD, which has no bound, stands beside every bound."""
     bounds = {name for name in self.columns if _is_about_clipping(name)}
     others = [name for name in self.columns if name not in bounds]
     cells = collections.defaultdict(list)

@@ -1,4 +1,4 @@
-"""A report as one page of HTML that loads nothing: tables, figures, settings and runs, light and dark."""
+"""A report as one page of HTML that loads nothing: tables, figures, settings and runs."""
 
 import dataclasses
 import html
@@ -8,20 +8,25 @@ from typing import Any
 from experiments.reading import grouping, tables
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1d2228; --back: #ffffff; --soft: #5d6670; --line: #d8dde2; --stripe: #f5f7f9; }
+:root { color-scheme: light dark; --text: #1d2228; --back: #ffffff; --soft: #5d6670;
+  --line: #d8dde2; --stripe: #f5f7f9; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #dfe4e9; --back: #14181c; --soft: #97a1ab; --line: #343b43; --stripe: #1b2026; }
 }
-body { margin: 0 auto; max-width: 1060px; padding: 1.5rem; background: var(--back); color: var(--text);
+body { margin: 0 auto; max-width: 1060px; padding: 1.5rem;
+  background: var(--back); color: var(--text);
   font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; border-top: 2px solid var(--line); padding-top: 1rem; }
+h1 { font-size: 1.5rem; }
+h2 { font-size: 1.15rem; margin-top: 2.5rem; border-top: 2px solid var(--line); padding-top: 1rem; }
 h3 { font-size: 1rem; margin: 1.8rem 0 .5rem; }
 p.note { color: var(--soft); margin: .2rem 0; font-size: .9rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th, td { padding: .3rem .7rem; text-align: left; white-space: nowrap;
+  border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; } tbody tr:nth-child(even) { background: var(--stripe); }
-figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; color: var(--text); fill: currentColor; }
+figure { margin: 1rem 0; }
+svg { max-width: 100%; height: auto; color: var(--text); fill: currentColor; }
 svg text { font-family: system-ui, "DejaVu Sans", sans-serif; }
 details { margin-top: 1rem; } summary { cursor: pointer; font-weight: 600; }
 """

@@ -22,7 +22,7 @@ def state(run: Run) -> str:
 
 
 def _is_locked(path: pathlib.Path) -> bool:
-  """Whether a process of this machine holds a lock; without trying it, which could get in a run's way."""
+  """Returns whether a process holds a lock, without trying it, which could disturb a run."""
   try:
     found = os.stat(path)
     locks = pathlib.Path('/proc/locks').read_text()
@@ -64,11 +64,12 @@ def settings_of(run: Run) -> dict:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-  """Returns the names of the settings that are not equal in all runs, in the order of `train --help`."""
+  """Returns the settings that are not equal in all runs, in the order of `train --help`."""
   values = [settings_of(run) for run in runs]
 
   def differs(name):
-    # A setting that only some tasks, say, have does not tell runs of two tasks apart: the task does.
+    # A setting that only some tasks, say, have does not tell runs of two tasks apart: the task
+    # does.
     follows = bool(catalogue.owners(name))
     return len({str(v.get(name)) for v in values if name in v or not follows}) > 1
 

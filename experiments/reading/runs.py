@@ -117,7 +117,7 @@ def read_seconds(path: pathlib.Path) -> list[float]:
 
 
 def _read_settings(path):
-  """Returns the settings of a `config.json`; of a run whose settings are not understood, no cell is known."""
+  """Returns the settings of a `config.json`. Without them, the cell of a run is unknown."""
   settings = _read_json(path).get('settings')
   if not isinstance(settings, dict):
     raise DamagedRunError(f'{path} has no settings')
@@ -155,6 +155,8 @@ def _read_metrics(path):
         if None in row or None in row.values():
           raise DamagedRunError(f'{path}, line {number} has not as many values as there are names')
         rows.append({name: float(value) for name, value in row.items() if value})
+        if rows[-1].get('total_steps') == 0:  # No client was finite, so there is no share, either.
+          rows[-1].pop('clipped_steps', None)
         if not rows[-1].get('clipped_steps'):
           rows[-1].pop('mean_clipped_norm', None)  # A mean over no steps is missing, not zero.
         before = rows[-2]['round_num'] if len(rows) > 1 else -1
@@ -229,7 +231,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def accuracy(runs: Iterable[Run], statistic: str) -> Spread | None:
-  """Returns the spread of the accuracy over the runs of a cell that finished and did not diverge."""
+  """Returns the spread of the accuracy over the runs of a cell that ended well."""
   return spread([run.accuracy(statistic) for run in runs if run.counts])
 
 

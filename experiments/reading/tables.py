@@ -96,7 +96,8 @@ def _published(experiment, algorithm, condition):
 
 def _explain(statistic):
   return (
-    f'Test accuracy in % ({statistic}), mean ± standard deviation (number of seeds); the difference '
+    f'Test accuracy in % ({statistic}), mean ± standard deviation (number of seeds); the '
+    'difference '
     'is paired by seed.'
   )
 

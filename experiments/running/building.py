@@ -59,7 +59,7 @@ def create_task(settings, seeds):
 
 
 def create_process(settings, task):
-  """Builds the algorithm on the task's model, as a functional model where there is one, which is faster."""
+  """Builds the algorithm on the task's model, the functional one if it has it: it is faster."""
   option = catalogue.ALGORITHMS[settings['algorithm']]
   arguments = {
     'client_optimizer_fn': _client_optimizer(settings),
@@ -87,7 +87,7 @@ def create_process(settings, task):
 
 
 def _check_jit_compile(settings, task):
-  """Returns whether XLA compiles the step; an error if it would have to compile it for short batches of many sizes."""
+  """Returns whether XLA compiles the step. Short batches are an error: each size compiles."""
   if not settings.get('jit_compile'):
     return False
   if task.functional_model_fn is None:
@@ -135,7 +135,8 @@ def _schedule(settings, name):
 def round_of(settings, task):
   """Returns the task that rounds are run on, and how many clients do how much in one.
 
-  Without federation, that is one client with all data, which processes as many examples as the clients would.
+  Without federation, that is one client with all data, which processes as many examples as the
+  clients would.
   """
   work = {name: settings.get(name) for name in ('clients_per_round', 'local_steps', 'local_epochs')}
   if settings['algorithm'] != 'centralized':

@@ -1,12 +1,14 @@
 """A run's directory: whether a run may go there, and how far the one that is there has come."""
 
+import contextlib
+import errno
 import json
 import os
 import pathlib
 import tempfile
 
 from experiments.definition import identity
-from experiments.definition.settings import UsageError
+from experiments.definition.settings import RunFailedError, UsageError
 
 
 def output_dir(settings) -> pathlib.Path:
@@ -14,7 +16,7 @@ def output_dir(settings) -> pathlib.Path:
   return pathlib.Path(settings['output_dir'] or pathlib.Path('runs') / identity.run_name(settings))
 
 
-def read_config(path):
+def read_config(path, remedy=' Choose another --output_dir.'):
   """Returns what `config.json` of a directory says, or None if there is none.
 
   Raises:
@@ -27,9 +29,7 @@ def read_config(path):
   except (FileNotFoundError, NotADirectoryError):
     return None
   except (OSError, ValueError, KeyError, TypeError) as e:
-    raise UsageError(
-      f'{config} is damaged ({type(e).__name__}: {e}). Choose another --output_dir.'
-    ) from e
+    raise UsageError(f'{config} is damaged ({type(e).__name__}: {e}).{remedy}') from e
 
 
 def read_run_config(path, flag='run'):
@@ -38,7 +38,7 @@ def read_run_config(path, flag='run'):
   Raises:
     UsageError: If the directory holds no run of `train`.
   """
-  config = read_config(pathlib.Path(path)) if pathlib.Path(path).is_dir() else None
+  config = read_config(pathlib.Path(path), '') if pathlib.Path(path).is_dir() else None
   if config is None:
     raise UsageError(f'--{flag}={path} is no directory of a run: it has no config.json.')
   return config
@@ -73,15 +73,25 @@ def rounds_done(path) -> int:
 
 def is_finished(path, settings) -> bool:
   """Returns whether a directory that may hold a run holds all its rounds, and its result."""
-  return (path / 'result.json').exists() and rounds_done(path) >= settings['total_rounds']
+  return (
+    read_config(path) is not None
+    and read_result(path) is not None
+    and rounds_done(path) >= settings['total_rounds']
+  )
+
+
+def read_result(path):
+  """Returns what `result.json` of a directory says, or None if there is none that can be read: then the run makes it anew."""
+  try:
+    found = json.loads((path / 'result.json').read_text())
+  except (OSError, ValueError):
+    return None
+  return found if isinstance(found, dict) else None
 
 
 def has_diverged(path) -> bool:
   """Returns whether the run in a directory ended because it diverged."""
-  try:
-    return bool(json.loads((path / 'result.json').read_text()).get('diverged'))
-  except (OSError, ValueError):
-    return False
+  return bool((read_result(path) or {}).get('diverged'))
 
 
 def check_writable(path, flag='output_dir') -> None:
@@ -94,6 +104,18 @@ def check_writable(path, flag='output_dir') -> None:
       pass
   except OSError as e:
     raise UsageError(f'--{flag}={path} cannot be written: {e.strerror or e}.') from e
+
+
+@contextlib.contextmanager
+def writing_to(path):
+  """Turns errors of the file system into a `RunFailedError` that names the directory."""
+  try:
+    yield
+  except OSError as e:
+    reason = 'the disk is full' if e.errno == errno.ENOSPC else e.strerror or e
+    raise RunFailedError(
+      f'Cannot write to {path}: {reason}. What was saved before is whole; start again to resume.'
+    ) from e
 
 
 def save_json(path, value) -> None:

@@ -12,6 +12,9 @@ from experiments.definition import settings as settings_lib
 from experiments.definition.settings import UsageError
 from experiments.running import directory
 
+# Settings of `train` that a sweep has a flag of its own for.
+_OWN_FLAGS = {'seed': '--seeds', 'output_dir': '--output_dir'}
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
@@ -76,8 +79,8 @@ def overrides(texts: Iterable[str]) -> list[list[tuple[str, str]]]:
     name, equals, values = text.partition('=')
     if not equals or not values:
       raise UsageError(f'--set takes name=value or name=a,b,c, found {text!r}.')
-    if name not in settings_lib.BY_NAME or name in ('seed', 'output_dir'):
-      hint = f'; --{name} is a flag of its own' if name in settings_lib.BY_NAME else ''
+    if name not in settings_lib.BY_NAME or name in _OWN_FLAGS:
+      hint = f'; {_OWN_FLAGS[name]} is a flag of its own' if name in _OWN_FLAGS else ''
       raise UsageError(f'--set takes a setting of `train`, found {text!r}{hint}.')
     axes.append([(name, value) for value in values.split(',')])
   return [list(combination) for combination in itertools.product(*axes)]
@@ -162,7 +165,7 @@ def refusal(cell: Cell) -> str | None:
 
 
 def is_finished(cell: Cell) -> bool:
-  """Returns whether a cell whose directory can be used has nothing left to do, be it that it diverged."""
+  """Returns whether a cell has nothing left to do, because it is finished or diverged."""
   return directory.is_finished(cell.directory, cell.settings) or directory.has_diverged(
     cell.directory
   )

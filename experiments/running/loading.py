@@ -1,4 +1,4 @@
-"""From a run's directory to its task and its trained model. Imports TensorFlow, so it is imported last."""
+"""From a run's directory to its task and trained model. Imports TensorFlow: import it last."""
 
 import json
 import pathlib
@@ -49,7 +49,7 @@ def load_model(path, round_num=None, data_dir=None):
 
 
 def _check_is_the_result(path, model):
-  """Raises a `UsageError` if a checkpoint of the last round holds other weights than those that were evaluated."""
+  """Raises a `UsageError` if the last checkpoint does not hold the weights of the result."""
   try:
     result = json.loads((path / 'result.json').read_text())
   except (OSError, ValueError):
@@ -58,6 +58,7 @@ def _check_is_the_result(path, model):
     return
   if result['weights_sha256'] != training.hash_weights(model.model_weights):
     raise UsageError(
-      f'--run={path}: the checkpoint of round {model.round_num} does not hold the model of result.json: an earlier version '
+      f'--run={path}: the checkpoint of round {model.round_num} does not hold the model of '
+      'result.json: an earlier version '
       'saved no mean of two models. Train one round more.'
     )

@@ -53,7 +53,8 @@ class SlurmRunner:
   def __init__(self, minutes, cpus, gpus, partition):
     if shutil.which('sbatch') is None:
       raise UsageError(
-        '--executor=slurm needs Slurm, and there is no `sbatch` here; --executor=local runs without.'
+        '--executor=slurm needs Slurm, and there is no `sbatch` here; --executor=local runs '
+        'without.'
       )
     try:
       import submitit

@@ -14,6 +14,10 @@ _PASSED_ON = (
 )  # fmt: skip
 
 
+# Not for long enough to be stopped, but up to the end.
+_DIVERGED_AT_THE_END = 'The run has diverged: no client had a finite update in the last round.'
+
+
 def train(settings, quiet=False):
   """Runs what the settings, resolved, say, or the rest of it; returns the run's directory.
 
@@ -24,12 +28,16 @@ def train(settings, quiet=False):
   path = directory.output_dir(settings)
   directory.check(path, settings)
   if directory.is_finished(path, settings):
-    print(f'{path} is finished: {(path / "result.json").read_text().strip()}')
+    if directory.has_diverged(path):
+      raise RunDivergedError(f'{path}: {_DIVERGED_AT_THE_END}')
+    if not quiet:
+      print(f'{path} is finished: {json.dumps(directory.read_result(path))}')
     return path
   directory.check_writable(path)
   settings = {**settings, 'title': settings['title'] or presets.title(settings)}
 
-  # At 2, TensorFlow complains of GPU libraries on each start; the runtime says it where there is a card.
+  # At 2, TensorFlow complains of GPU libraries on each start; the runtime says it where there is a
+  # card.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # Imported only now: flags are checked, and help is shown, without waiting for TensorFlow.
   import fednar_tff
@@ -53,30 +61,34 @@ def train(settings, quiet=False):
     if not _is_ours(e, fednar_tff):
       raise
     raise UsageError(str(e)) from e
-  directory.save_json(path / 'config.json', {
+  config = {
     'settings': settings,
     'seeds': seeds._asdict(),
     'partition_hash': task.partition.hash,
     'environment': _describe_environment(),
-  })  # fmt: skip
-  (path / 'result.json').unlink(missing_ok=True)  # Of fewer rounds, if there is one.
+  }
+  with directory.writing_to(path):
+    directory.save_json(path / 'config.json', config)
+    (path / 'result.json').unlink(missing_ok=True)  # Of fewer rounds, if there is one.
   if not quiet:
-    lines = _describe(settings, task, work, building.num_weights(task), path, run.round_num)
+    largest = max(map(len, round_task.partition.rows))
+    num_weights = building.num_weights(task)
+    lines = _describe(settings, task, work, largest, num_weights, path, run.round_num)
     print(lines, flush=True)
   try:
     run.finish(settings['title'], quiet=quiet)
   except fednar_tff.simulation.DivergedError as e:
     _save_result(path, run.model_weights, diverged=True)
-    raise RunDivergedError(f'{path}: {e}') from e
+    raise RunDivergedError(f'{path}: {e.reason}; --stop_on_divergence=0 goes on.') from e
   except (
     fednar_tff.simulation.RunDirectoryError,
     fednar_tff.runtime.ClientError,
     ConnectionError,
   ) as e:
     raise RunFailedError(str(e)) from e
-  if run.diverged_rounds:  # Not for long enough to be stopped, but up to the end.
+  if run.diverged_rounds:
     _save_result(path, run.model_weights, diverged=True)
-    raise RunDivergedError(f'{path}: no client had a finite update in the last round.')
+    raise RunDivergedError(f'{path}: {_DIVERGED_AT_THE_END}')
   summary = _save_result(path, run.model_weights)
   if not quiet:
     print(f'{path}: {json.dumps(summary)}')
@@ -90,11 +102,10 @@ def _start(settings, seeds, task, process, path, work):
     task,
     process,
     output_dir=path,
-    sampling_seed=seeds.sampling,
-    batch_seed=seeds.batches,
+    seed=seeds,
     **work,
-    share_data=settings['runtime'] in ('in_process', 'cluster'),
     client_states_in_memory=settings.get('client_state_storage') != 'disk',
+    evaluation_examples=settings['evaluation_examples'] or None,
     rounds_per_client_evaluation=settings['rounds_per_client_evaluation'] or None,
     stop_on_divergence=settings['stop_on_divergence'] or None,
     **{name: settings[name] for name in _PASSED_ON},
@@ -104,6 +115,10 @@ def _start(settings, seeds, task, process, path, work):
 def _check_partition(path, partition_hash):
   """Refuses to go on with other data than a run began with."""
   config = directory.read_config(path)
+  if config is not None and 'partition_hash' not in config:
+    raise UsageError(
+      f'{path / "config.json"} is damaged: it has no partition_hash. Choose another --output_dir.'
+    )
   if config is not None and config['partition_hash'] != partition_hash:
     raise UsageError(
       f'{path} was begun on other data (its partition has another hash). '
@@ -119,22 +134,25 @@ def _is_ours(error, package):
   return frame.tb_frame.f_globals.get('__name__', '').startswith(package.__name__ + '.')
 
 
-def _describe(settings, task, round_work, num_weights, path, round_num):
+def _describe(settings, task, round_work, largest_client, num_weights, path, round_num):
   """Returns what a run is, in a few lines for the log."""
   import fednar_tff
 
   s = settings
   split = [s['partition']] if 'partition' in s else []
   split += [f'alpha {s["alpha"]:g}'] if s.get('alpha') is not None else []
-  clients = f'{len(task.partition.client_ids)} clients'
+  clients = _count(len(task.partition.client_ids), 'client')
   clients += f' ({", ".join(split)})' if split else ''
   steps, epochs = round_work['local_steps'], round_work['local_epochs']
-  work = f'{steps} steps' if steps is not None else f'{epochs} epochs'
-  work += f' of {s["batch_size"]} examples on '
+  work = _count(steps, 'step') if steps is not None else _count(epochs, 'epoch')
+  work += f' of {s["batch_size"]:,} examples'
+  if s['batch_size'] > largest_client:
+    work += f' (a batch is all that a client holds, at most {largest_client:,})'
+  work += ' on '
   if s['algorithm'] == 'centralized':
     work += "all clients' data a round"
   else:
-    work += f'{s["clients_per_round"]} clients a round'
+    work += f'{_count(s["clients_per_round"], "client")} a round'
   rates = f'learning rate {s["learning_rate"]:g}, weight decay {s["weight_decay"]:g}'
   rates += f', A = {s["max_norm"]:g}' if 'max_norm' in s else ''
   algorithm = f'{catalogue.ALGORITHMS[s["algorithm"]].title} with {s["client_optimizer"]}'
@@ -146,18 +164,23 @@ def _describe(settings, task, round_work, num_weights, path, round_num):
     f'{s["task"]}: {s.get("model", "its own model")}, {num_weights:,} weights, {clients}',
     f'{algorithm}: {rates}; {work}',
     f'on {s["runtime"]} ({devices})',
-    f'in {path}: {begins}, of {s["total_rounds"]} rounds',
+    f'in {path}: {begins}, of {_count(s["total_rounds"], "round")}',
   ])  # fmt: skip
+
+
+def _count(number, noun):
+  return f'{number} {noun}' if number == 1 else f'{number} {noun}s'
 
 
 def _save_result(path, weights, **marks):
   from experiments.reading import figures, runs
 
   found = runs.read_run(path)
-  figures.plot_run(found, path / 'curves.png')
   summary = {**found.summary(), 'weights_sha256': hash_weights(weights), **marks}
-  # Last: its presence says that the run is finished.
-  directory.save_json(path / 'result.json', summary)
+  with directory.writing_to(path):
+    figures.plot_run(found, path / 'curves.png')
+    # Last: its presence says that the run is finished.
+    directory.save_json(path / 'result.json', summary)
   return summary
 
 

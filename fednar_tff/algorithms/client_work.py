@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import local_training, schedules
+from fednar_tff.algorithms import client_data, local_models, local_training, schedules
 
 
 class ClientSide(NamedTuple):
-  """What the algorithms share of a round's part that runs at the clients.
+  """What the algorithms share of the clients' part of a round.
 
   Attributes:
     initial_weights_fn: A TFF computation that returns the model's initial weights.
     weights_type: The type of these.
     data_type: The type of a client's dataset.
     schedule: The optimizer's hparams over the rounds.
-    train_fn: `train_fn(hparams, weights, dataset, correction_fn=None, correction_constants=())` returns a
-      `LocalResult`.
+    train_fn: `train_fn(hparams, weights, dataset, correction_fn=None, correction_constants=())`
+      returns a `LocalResult`.
     aggregate_metrics: A TFF computation from the clients' unfinalized metrics to the finalized
       ones.
   """
@@ -39,32 +39,31 @@ def build_client_side(
   client_optimizer_fn: tff.learning.optimizers.Optimizer,
   learning_rate_fn: schedules.ScheduleFn | None = None,
   weight_decay_fn: schedules.ScheduleFn | None = None,
-  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   metrics_aggregator: tff.learning.metrics.MetricsAggregatorType | None = None,
-  loop_implementation: local_training.LoopImplementation = (
+  loop_implementation: client_data.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
   ),
   jit_compile: bool = False,
 ) -> ClientSide:
-  """Checks the arguments that all algorithms share (see `build_fed_avg`), and builds that part.
+  """Returns the clients' part of an algorithm; the arguments are those of `build_fed_avg`.
 
   Raises:
     TypeError: If an argument is of the wrong type.
-    ValueError: If a hparam that the optimizer does not have is scheduled, or a step is to be compiled that cannot be.
+    ValueError: If a hparam that the optimizer does not have is scheduled, or a step is to be
+      compiled that cannot be.
   """
   if not isinstance(client_optimizer_fn, tff.learning.optimizers.Optimizer):
     raise TypeError(
       '`client_optimizer_fn` must be a `tff.learning.optimizers.Optimizer`, '
       f'found {client_optimizer_fn!r}.'
     )
-  if not isinstance(client_weighting, local_training.ClientWeighting):
+  if not isinstance(client_weighting, client_data.ClientWeighting):
     raise TypeError(
       '`client_weighting` must be a `tff.learning.ClientWeighting` or `algorithms.DATA_SIZE`, '
       f'found {client_weighting!r}.'
     )
-  if not isinstance(
-    loop_implementation, (tff.learning.LoopImplementation, local_training.PackedLoop)
-  ):
+  if not isinstance(loop_implementation, (tff.learning.LoopImplementation, client_data.PackedLoop)):
     raise TypeError(
       '`loop_implementation` must be a `tff.learning.LoopImplementation` or `algorithms.PACKED`, '
       f'found {loop_implementation!r}.'
@@ -111,7 +110,7 @@ def build_client_side(
       jit_compile=jit_compile,
     )
 
-  element_spec = local_training.client_data_spec(
+  element_spec = client_data.client_data_spec(
     model.input_spec, loop_implementation, client_weighting
   )
   return ClientSide(
@@ -122,7 +121,7 @@ def build_client_side(
       client_optimizer_fn, learning_rate_fn, weight_decay_fn
     ),
     train_fn=train_fn,
-    aggregate_metrics=metrics_aggregator(local_training.metric_finalizers(model)),
+    aggregate_metrics=metrics_aggregator(local_models.metric_finalizers(model)),
   )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import fed_avg, local_training, server_step
+from fednar_tff.algorithms import arguments, fed_avg, local_training, server_step
 
 _HPARAMS = (tff.learning.optimizers.LEARNING_RATE_KEY, 'beta_1', 'beta_2', 'epsilon')
 
@@ -107,6 +107,7 @@ def build_reference_adam(
   return _ReferenceAdam(hparams, epsilon_decay)
 
 
+@arguments.with_arguments_of(fed_avg.build_fed_avg)
 def build_fed_adam(
   model_fn: local_training.ModelFn,
   *,
@@ -117,7 +118,7 @@ def build_fed_adam(
   epsilon: float = 0.01,
   variant: str = 'paper',
   epsilon_decay: float | None = None,
-  **fed_avg_arguments: Any,
+  **fed_avg_arguments: 'arguments.Unpack[arguments.MeanArguments]',
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedAdam: FedAvg whose server descends with Adam.
 
@@ -150,11 +151,11 @@ def build_fed_adam(
   """
   epsilon_decay = server_step.check_variant(variant, epsilon_decay)
   if server_optimizer_fn is None:
-    arguments = (server_learning_rate, beta_1, beta_2, epsilon)
+    hparams = (server_learning_rate, beta_1, beta_2, epsilon)
     if variant == 'paper':
-      server_optimizer_fn = tff.learning.optimizers.build_adam(*arguments)
+      server_optimizer_fn = tff.learning.optimizers.build_adam(*hparams)
     else:
-      server_optimizer_fn = build_reference_adam(*arguments, epsilon_decay)
+      server_optimizer_fn = build_reference_adam(*hparams, epsilon_decay)
   return fed_avg.build_fed_avg(
     model_fn, server_optimizer_fn=server_optimizer_fn, **fed_avg_arguments
   )

@@ -5,11 +5,16 @@ Communication-Efficient Learning of Deep Networks from Decentralized Data
     AISTATS 2017. https://arxiv.org/abs/1602.05629, Algorithm 1.
 """
 
-from typing import Any
-
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import client_work, local_training, schedules, server_step
+from fednar_tff.algorithms import (
+  arguments,
+  client_data,
+  client_work,
+  local_training,
+  schedules,
+  server_step,
+)
 
 
 def compose(
@@ -28,14 +33,15 @@ def compose(
   )
 
 
+@arguments.with_arguments_of(client_work.build_client_side)
 def build_corrected_fed_avg(
   model_fn: local_training.ModelFn,
   *,
   correction_fn: local_training.CorrectionFn | None,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
-  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
-  **client_arguments: Any,
+  **client_arguments: 'arguments.Unpack[arguments.ClientArguments]',
 ) -> tff.learning.templates.LearningProcess:
   """Returns `build_fed_avg` with each local gradient changed by `correction_fn`."""
   client_side = client_work.build_client_side(
@@ -59,10 +65,10 @@ def build_fed_avg(
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   learning_rate_fn: schedules.ScheduleFn | None = None,
   weight_decay_fn: schedules.ScheduleFn | None = None,
-  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   metrics_aggregator: tff.learning.metrics.MetricsAggregatorType | None = None,
-  loop_implementation: local_training.LoopImplementation = (
+  loop_implementation: client_data.LoopImplementation = (
     tff.learning.LoopImplementation.DATASET_ITERATOR
   ),
   jit_compile: bool = False,
@@ -102,11 +108,11 @@ def build_fed_avg(
       starts at 0; see `exponential_decay`. It overrides the client optimizer's hparam; None leaves
       the hparam constant.
     weight_decay_fn: The same for the weight decay.
-    client_weighting: How clients are weighted in the mean: a `tff.learning.ClientWeighting`, uniform
-      as in the paper or, with `NUM_EXAMPLES`, by the examples that a client processed in the round;
-      or `algorithms.DATA_SIZE`, by the examples that it holds, as in the released code. Only packed
-      clients say those (see `packed_spec`); of a dataset of batches, `DATA_SIZE` counts what was
-      processed, too.
+    client_weighting: How clients are weighted in the mean: a `tff.learning.ClientWeighting`,
+      uniform as in the paper or, with `NUM_EXAMPLES`, by the examples that a client processed in
+      the round; or `algorithms.DATA_SIZE`, by the examples that it holds, as in the released code.
+      Only packed clients say those (see `packed_spec`); of a dataset of batches, `DATA_SIZE` counts
+      what was processed, too.
     model_aggregator: A weighted or unweighted factory of `tff.aggregators`, as from
       `tff.learning.dp_aggregator`; None means the mean. An unweighted one counts a client that is
       not finite as one with an update of zero.
@@ -115,8 +121,8 @@ def build_fed_avg(
     loop_implementation: A `tff.learning.LoopImplementation`, or `PACKED` for packed clients, which
       is the fastest.
     jit_compile: Whether XLA compiles the local step, once for each size of a batch. It needs a
-      `FunctionalModel` and a loop that is not `DATASET_REDUCE`. On a CPU it is slower; dropout draws
-      other numbers.
+      `FunctionalModel` and a loop that is not `DATASET_REDUCE`. On a CPU it is slower; dropout
+      draws other numbers.
 
   Raises:
     TypeError: If an argument is of the wrong type.

@@ -5,20 +5,19 @@ Measuring the Effects of Non-Identical Data Distribution for Federated Visual Cl
     https://arxiv.org/abs/1909.06335, Section 4.
 """
 
-from typing import Any
-
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import fed_avg, local_training
+from fednar_tff.algorithms import arguments, fed_avg, local_training
 
 
+@arguments.with_arguments_of(fed_avg.build_fed_avg)
 def build_fed_avgm(
   model_fn: local_training.ModelFn,
   *,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   server_learning_rate: float = 1.0,
   server_momentum: float = 0.9,
-  **fed_avg_arguments: Any,
+  **fed_avg_arguments: 'arguments.Unpack[arguments.MeanArguments]',
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedAvgM: FedAvg whose server descends with momentum.
 

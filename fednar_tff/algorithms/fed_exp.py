@@ -13,7 +13,15 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import client_work, fed_avg, local_training, server_step, structures
+from fednar_tff.algorithms import (
+  arguments,
+  client_data,
+  client_work,
+  fed_avg,
+  local_training,
+  server_step,
+  structures,
+)
 
 
 def _squared_norm(structure: Any) -> tf.Tensor:
@@ -28,9 +36,7 @@ def _with_mean_squared_norm(
   is_weighted: bool,
 ) -> tff.templates.AggregationProcess:
   """Returns a process that also aggregates the updates' squared norms, with the same weights."""
-  state_type, update_type, weight_type = (
-    t.member for t in aggregator.next.type_signature.parameter
-  )
+  _, update_type, weight_type = (t.member for t in aggregator.next.type_signature.parameter)
   norm_type = tff.TensorType(np.float32)
   norm_aggregator = squared_norm_aggregator.create(norm_type, weight_type)
 
@@ -47,11 +53,6 @@ def _with_mean_squared_norm(
   def init_fn():
     return tff.federated_zip((aggregator.initialize(), norm_aggregator.initialize()))
 
-  @tff.federated_computation(
-    init_fn.type_signature.result,
-    tff.FederatedType(update_type, tff.CLIENTS),
-    tff.FederatedType(weight_type, tff.CLIENTS),
-  )
   def next_fn(state, update, weight):
     mean = aggregator.next(state[0], update, weight)
     norm = norm_aggregator.next(
@@ -63,14 +64,14 @@ def _with_mean_squared_norm(
       mean.measurements,
     )
 
-  return tff.templates.AggregationProcess(init_fn, next_fn)
+  return server_step.wrap_aggregator(aggregator, init_fn, next_fn)
 
 
 def _with_released_epsilon(
   aggregator: tff.templates.AggregationProcess, epsilon: float, epsilon_decay: float
 ) -> tff.templates.AggregationProcess:
-  """Returns a process whose result also has `epsilon`, decayed, times the number of participants."""
-  _, update_type, weight_type = (t.member for t in aggregator.next.type_signature.parameter)
+  """Returns a process whose result also has the decayed `epsilon` times the participants."""
+  weight_type = aggregator.next.type_signature.parameter[2].member
 
   @tff.tensorflow.computation
   def initial_epsilon():
@@ -94,11 +95,6 @@ def _with_released_epsilon(
       (aggregator.initialize(), tff.federated_eval(initial_epsilon, tff.SERVER))
     )
 
-  @tff.federated_computation(
-    init_fn.type_signature.result,
-    tff.FederatedType(update_type, tff.CLIENTS),
-    tff.FederatedType(weight_type, tff.CLIENTS),
-  )
   def next_fn(state, update, weight):
     output = aggregator.next(state[0], update, weight)
     epsilon = tff.federated_map(decayed, state[1])
@@ -112,7 +108,7 @@ def _with_released_epsilon(
       tff.federated_zip((output.state, epsilon)), tff.federated_zip(result), output.measurements
     )
 
-  return tff.templates.AggregationProcess(init_fn, next_fn)
+  return server_step.wrap_aggregator(aggregator, init_fn, next_fn)
 
 
 def _remember_previous_weights(
@@ -206,6 +202,7 @@ def _with_mean_of_last_two_models(
   )
 
 
+@arguments.with_arguments_of(fed_avg.build_fed_avg)
 def build_fed_exp(
   model_fn: local_training.ModelFn,
   *,
@@ -214,10 +211,10 @@ def build_fed_exp(
   epsilon_decay: float | None = None,
   average_last_two: bool = False,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
-  client_weighting: local_training.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
+  client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   squared_norm_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-  **fed_avg_arguments: Any,
+  **fed_avg_arguments: 'arguments.Unpack[arguments.ClientArguments]',
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedExP: FedAvg whose server steps `eta_g >= 1` times as far.
 

@@ -6,16 +6,19 @@ Federated Optimization in Heterogeneous Networks
 """
 
 import math
-from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import fed_avg, local_training
+from fednar_tff.algorithms import arguments, fed_avg, local_training
 
 
+@arguments.with_arguments_of(fed_avg.build_fed_avg)
 def build_fed_prox(
-  model_fn: local_training.ModelFn, *, proximal_strength: float, **fed_avg_arguments: Any
+  model_fn: local_training.ModelFn,
+  *,
+  proximal_strength: float,
+  **fed_avg_arguments: 'arguments.Unpack[arguments.FedAvgArguments]',
 ) -> tff.learning.templates.LearningProcess:
   """Returns FedProx: FedAvg whose clients minimise their loss plus `prox / 2 ||y - x||^2`.
 

@@ -38,5 +38,5 @@ def get_builder(name: str) -> Callable[..., Any]:
     ValueError: If the name is not known.
   """
   if name not in _BUILDERS:
-    raise ValueError(f'Unknown algorithm {name!r}; known are {", ".join(_BUILDERS)}.')
+    raise ValueError(f'`name` must be one of {", ".join(_BUILDERS)}, found {name!r}.')
   return _BUILDERS[name]

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import local_training, structures
+from fednar_tff.algorithms import client_data, structures
 from fednar_tff.optimizers import tree_math
 
 ModelAggregator = (
@@ -44,10 +44,29 @@ def check_variant(variant: str, epsilon_decay: float | None) -> float:
   return epsilon_decay
 
 
+def wrap_aggregator(
+  aggregator: tff.templates.AggregationProcess,
+  init_fn: tff.Computation,
+  next_fn: Callable[[Any, Any, Any], tff.templates.MeasuredProcessOutput],
+) -> tff.templates.AggregationProcess:
+  """Returns a process that takes the updates and weights of another one.
+
+  Args:
+    aggregator: The other one, weighted.
+    init_fn: Returns the first state.
+    next_fn: A function of state, updates and weights, written in TFF.
+  """
+  _, update_type, weight_type = aggregator.next.type_signature.parameter
+  next_computation = tff.federated_computation(
+    init_fn.type_signature.result, update_type, weight_type
+  )(next_fn)
+  return tff.templates.AggregationProcess(init_fn, next_computation)
+
+
 def create_aggregator(
   model_aggregator: ModelAggregator | None,
   update_type: tff.Type,
-  client_weighting: local_training.ClientWeighting,
+  client_weighting: client_data.ClientWeighting,
 ) -> tff.templates.AggregationProcess:
   """Returns the process that aggregates updates; its result is not finite if no client has weight.
 
@@ -116,7 +135,7 @@ def build_finalizer(
     server_optimizer: Takes the step; None means gradient descent with learning rate 1.
     weights_type: The type of the model's weights.
     aggregate_type: The type of the aggregator's result.
-    extrapolation_fn: Makes an update of it; None if it is one.
+    extrapolation_fn: Makes an update of the aggregator's result; None if that is an update already.
 
   Raises:
     TypeError: If `server_optimizer` is not an optimizer, or the aggregator's result does not fit

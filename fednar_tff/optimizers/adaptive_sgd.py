@@ -82,8 +82,8 @@ def check_hparam(name: str, value: Float, *, positive: bool = False, finite: boo
 def clip_scale(norm: tf.Tensor, max_norm: Any, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns `min(1, max_norm / (norm + epsilon))` and whether it is below one.
 
-  For a norm that is not finite the scale is NaN and nothing counts as clipped, so that every weight shows that
-  the gradient was bad, not only those leaves where it was.
+  For a norm that is not finite the scale is NaN and nothing counts as clipped, so that every weight
+  shows that the gradient was bad, not only those leaves where it was.
   """
   max_norm = tf.cast(max_norm, norm.dtype)
   padded = norm + epsilon
@@ -112,14 +112,14 @@ def updated_statistics(state: Mapping[str, Any], norm: Any, clipped: Any) -> Sta
 
 
 def get_clipping_statistics(state: Any) -> ClippingStatistics | None:
-  """Returns what the state of an optimizer of this package has counted, or None for another optimizer's state."""
+  """Returns what an optimizer of this package has counted; None for another one's state."""
   if not isinstance(state, Mapping) or any(k not in state for k in ClippingStatistics._fields):
     return None
   return ClippingStatistics(*(state[k] for k in ClippingStatistics._fields))
 
 
 def may_join_leaves(optimizer: tff.learning.optimizers.Optimizer) -> bool:
-  """Returns whether an optimizer takes the same step, but for rounding, if all leaves are joined into one."""
+  """Returns whether joining all leaves into one changes nothing but the rounding of a step."""
   return getattr(optimizer, 'may_join_leaves', False)
 
 
@@ -144,8 +144,8 @@ def flatten_with_gradients(
   """Checks that gradients match weights, and returns the leaves in the type they are computed in.
 
   Returns:
-    All leaves of the weights; the positions of those that have a gradient; and, for these, gradients and
-    weights.
+    All leaves of the weights; the positions of those that have a gradient; and, for these,
+    gradients and weights.
   """
   gradients = tff.learning.optimizers.handle_indexed_slices_gradients(gradients)
   tff.learning.optimizers.check_weights_gradients_match(weights, gradients)
@@ -203,29 +203,32 @@ def build_adaptive_sgd(
 ) -> tff.learning.optimizers.Optimizer:
   """Returns gradient descent with any adaptive learning rate and weight decay.
 
-  With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and the two rates `lam` and `mu`, any
-  functions of these four, a step is
+  With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and the two rates `lam` and
+  `mu`, any functions of these four, a step is
 
   ```
   lam, mu = rates_fn(g, x, l, wd)
   x <- (1 - mu) x - lam g
   ```
 
-  The round enters through `l` and `wd`, which a federated algorithm can set in each round. Plain gradient
-  descent with weight decay, for example, whose `mu` in the paper's tables is `l * wd`:
+  The round enters through `l` and `wd`, which a federated algorithm can set in each round. Plain
+  gradient descent with weight decay, for example, whose `mu` in the paper's tables is `l * wd`:
 
-  >>> sgd = build_adaptive_sgd(lambda g, x, l, wd: (l, l * wd), learning_rate=0.5, weight_decay=0.25)
+  >>> rates_fn = lambda g, x, l, wd: (l, l * wd)
+  >>> sgd = build_adaptive_sgd(rates_fn, learning_rate=0.5, weight_decay=0.25)
   >>> weights = tf.constant([8.0, -8.0])
   >>> state = sgd.initialize(tf.TensorSpec([2]))
   >>> _, weights = sgd.next(state, weights, tf.constant([2.0, 4.0]))
   >>> weights.numpy()
   array([ 6., -9.], dtype=float32)
 
-  Weights whose gradient is None stay, and are not in `g` and `x`. Half precision is computed in float32.
+  Weights whose gradient is None stay, and are not in `g` and `x`. Half precision is computed in
+  float32.
 
   Args:
-    rates_fn: Takes the leaves of gradient and weights as two lists of tensors, the learning rate and the weight decay,
-      and returns the scalars `(lam, mu)`, or `Rates` to have the state count clipped steps as well.
+    rates_fn: Takes the leaves of gradient and weights as two lists of tensors, the learning rate
+      and the weight decay, and returns the scalars `(lam, mu)`, or `Rates` to have the state count
+      clipped steps as well.
     learning_rate: A nonnegative float, settable as a hparam.
     weight_decay: A nonnegative float, settable as a hparam.
 
@@ -253,7 +256,7 @@ def build_clipping_optimizer(
   max_norm: Float,
   **more_bounds: Float,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns an instance of Algorithm 1 whose rates depend on norms, over all leaves, bounded by hparams."""
+  """Returns an instance of Algorithm 1 whose rates depend on norms that hparams bound."""
   check_hparam(LEARNING_RATE_KEY, learning_rate)
   check_hparam(WEIGHT_DECAY_KEY, weight_decay)
   bounds = {MAX_NORM_KEY: max_norm, **more_bounds}

@@ -18,23 +18,25 @@ def build_clipped_sgd(
   *,
   epsilon: float = 0.0,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns gradient descent with gradient clipping and, apart from it, weight decay: the paper's baseline.
+  """Returns the paper's baseline: clipped gradient descent, and weight decay apart from it.
 
-  With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and bound `A` (`max_norm`), a step is
+  With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and bound `A` (`max_norm`), a
+  step is
 
   ```
   s = min(1, A / ||g||)
   x <- (1 - l wd) x - l s g
   ```
 
-  The norm is over all leaves together, and the decay is not in it. When nothing is clipped the step is, to the bit, that of
-  `build_nar`, which documents the other conventions: they are the same here.
+  The norm is over all leaves together, and the decay is not in it. When nothing is clipped the step
+  is, to the bit, that of `build_nar`, which documents the other conventions: they are the same
+  here.
 
   Args:
-    learning_rate: A nonnegative float, settable as a hparam in each round.
-    weight_decay: A nonnegative float, settable as a hparam in each round.
-    max_norm: A positive float or infinity, settable as a hparam.
-    epsilon: Added to the norm: 0 is the paper, 1e-6 its released code.
+    learning_rate: As in `build_nar`.
+    weight_decay: As in `build_nar`; not clipped.
+    max_norm: As in `build_nar`.
+    epsilon: As in `build_nar`.
 
   Raises:
     ValueError: If an argument is out of range.
@@ -45,7 +47,8 @@ def build_clipped_sgd(
     norm = tree_math.global_norm(g)
     s, clipped = adaptive_sgd.clip_scale(norm, hparams['max_norm'], epsilon)
     lr, wd = (tf.cast(hparams[k], s.dtype) for k in ('learning_rate', 'weight_decay'))
-    # In the same order of operations as NAR's, so that the two agree to the bit when nothing is clipped.
+    # In the same order of operations as NAR's, so that the two agree to the bit when nothing is
+    # clipped.
     update = [
       tf.cast(lr, d.dtype) * (tf.cast(s, d.dtype) * d + tf.cast(wd, d.dtype) * w)
       for d, w in zip(g, x)
@@ -63,10 +66,10 @@ def build_bounded_decay_sgd(
   max_norm: adaptive_sgd.Float = 10.0,
   max_weight_norm: adaptive_sgd.Float = 10.0,
 ) -> tff.learning.optimizers.Optimizer:
-  """Returns gradient descent whose gradient and weight decay are bounded one by one (after Theorem 1).
+  """Returns gradient descent that bounds gradient and weight decay apart (after Theorem 1).
 
-  With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and the bounds `A` (`max_norm`) and `c`
-  (`max_weight_norm`), a step is
+  With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and the bounds `A`
+  (`max_norm`) and `c` (`max_weight_norm`), a step is
 
   ```
   lam = l min(1, A / ||g||)
@@ -74,7 +77,8 @@ def build_bounded_decay_sgd(
   x <- (1 - mu) x - lam g
   ```
 
-  so that no step is longer than `l (A + wd c)`, the condition of Theorem 1. The state counts the steps whose gradient was clipped.
+  so that no step is longer than `l (A + wd c)`, the condition of Theorem 1. The state counts the
+  steps whose gradient was clipped.
 
   Args:
     learning_rate: A nonnegative float, settable as a hparam in each round.

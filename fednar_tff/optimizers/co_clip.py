@@ -31,7 +31,8 @@ class _CoClip(tff.learning.optimizers.Optimizer):
     inner_hparams = self._optimizer.get_hparams(inner)
     _check_inner_hparams(inner_hparams)
     inner_hparams = {k: inner_hparams[k] for k in self._inner_names(inner)}
-    # The hparams of both stand at the top, where TFF's learning-rate schedules look for them; `next` hands them on.
+    # The hparams of both stand at the top, where TFF's learning-rate schedules look for them;
+    # `next` hands them on.
     return collections.OrderedDict(
       **inner_hparams,
       **adaptive_sgd.hparam_entries(self._hparams),
@@ -84,8 +85,9 @@ def _check_inner_hparams(hparams: Mapping[str, Any]) -> None:
     value = tf.get_static_value(tf.convert_to_tensor(hparams[adaptive_sgd.WEIGHT_DECAY_KEY]))
     if value != 0.0:
       raise ValueError(
-        '`optimizer` must have a weight decay of 0: build it with `weight_decay=0.0` and give the weight decay to '
-        f'`co_clip`, which clips it together with the gradient; found {"a tensor" if value is None else value}.'
+        '`optimizer` must have a weight decay of 0: build it with `weight_decay=0.0` and give the '
+        'weight decay to `co_clip`, which clips it together with the gradient; '
+        f'found {"a tensor" if value is None else value}.'
       )
 
 
@@ -96,28 +98,31 @@ def co_clip(
 ) -> tff.learning.optimizers.Optimizer:
   """Returns `optimizer` with gradient and weight decay clipped together before it sees them.
 
-  With weights `x`, gradient `g`, weight decay `wd` and bound `A` (`max_norm`), the optimizer is given, in place of `g`,
+  With weights `x`, gradient `g`, weight decay `wd` and bound `A` (`max_norm`), the optimizer is
+  given, in place of `g`,
 
   ```
   min(1, A / ||g + wd x||) (g + wd x)
   ```
 
-  In front of SGD this is `build_nar`. The conventions are those of `build_nar`; the hparams are those of `optimizer` and the two
-  of this function.
+  In front of SGD this is `build_nar`. The conventions are those of `build_nar`; the hparams are
+  those of `optimizer` and the two of this function.
 
   >>> adam = co_clip(tff.learning.optimizers.build_adam(0.001), weight_decay=0.01, max_norm=1.0)
   >>> list(adam.get_hparams(adam.initialize(tf.TensorSpec([2]))))
   ['learning_rate', 'beta_1', 'beta_2', 'epsilon', 'weight_decay', 'max_norm']
 
   Args:
-    optimizer: Any `tff.learning.optimizers.Optimizer` without a hparam named `max_norm`. One that has a `weight_decay` of its own,
-      as AdamW, must be built with 0 there: it stays 0, and the hparam `weight_decay` is that of this function.
+    optimizer: Any `tff.learning.optimizers.Optimizer` without a hparam named `max_norm`. One that
+      has a `weight_decay` of its own, as AdamW, must be built with 0 there: it stays 0, and the
+      hparam `weight_decay` is that of this function.
     weight_decay: A nonnegative float, settable as a hparam in each round.
     max_norm: A positive float or infinity, settable as a hparam.
 
   Raises:
     TypeError: If `optimizer` is not an optimizer.
-    ValueError: If a number is out of range, or, from `initialize`, if `optimizer` clips or decays weights by itself.
+    ValueError: If a number is out of range, or, from `initialize`, if `optimizer` clips or decays
+      weights by itself.
   """
   if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
     raise TypeError(

@@ -27,15 +27,17 @@ def build_nar(
 ) -> tff.learning.optimizers.Optimizer:
   """Returns gradient descent in which gradient and weight decay are clipped together.
 
-  With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and bound `A` (`max_norm`), a step is
+  With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and bound `A` (`max_norm`), a
+  step is
 
   ```
   s = min(1, A / ||g + wd x||)
   x <- (1 - l wd s) x - l s g
   ```
 
-  so that no step is longer than `l A`. The norm is over all leaves together; the decay is multiplied by the learning
-  rate (the paper's `u_t` is `l wd`). Here `||g + wd x|| = ||(3, 4)|| = 5` is clipped to 1:
+  so that no step is longer than `l A`. The norm is over all leaves together; the decay is
+  multiplied by the learning rate (the paper's `u_t` is `l wd`). Here `||g + wd x|| = ||(3, 4)|| =
+  5` is clipped to 1:
 
   >>> nar = build_nar(learning_rate=0.5, weight_decay=0.25, max_norm=1.0)
   >>> weights = tf.constant([8.0, -8.0])
@@ -46,15 +48,17 @@ def build_nar(
   >>> int(state['num_clipped_steps']), float(state['sum_clipped_norms'])
   (1, 5.0)
 
-  A zero norm takes no step; a norm up to 1e35 is clipped without overflow; a gradient that is not finite makes all
-  weights NaN, so that a federated algorithm can see it and drop the client. Weights whose gradient is None stay, and are
-  not in the norm. Half precision is computed in float32. With `max_norm=inf` and `weight_decay=0` this is SGD to the bit.
+  A zero norm takes no step; a norm up to 1e35 is clipped without overflow; a gradient that is not
+  finite makes all weights NaN, so that a federated algorithm can see it and drop the client.
+  Weights whose gradient is None stay, and are not in the norm. Half precision is computed in
+  float32. With `max_norm=inf` and `weight_decay=0` this is SGD to the bit.
 
   Args:
     learning_rate: A nonnegative float, settable as a hparam in each round.
     weight_decay: A nonnegative float, settable as a hparam in each round.
     max_norm: A positive float or infinity, settable as a hparam.
-    epsilon: Added to the norm. 0 is the paper; 1e-6 is its released code, which in float32 also counts a norm of just `A` as clipped.
+    epsilon: Added to the norm. 0 is the paper; 1e-6 is its released code, which in float32 also
+      counts a norm of just `A` as clipped.
 
   Raises:
     ValueError: If an argument is out of range.

@@ -11,7 +11,7 @@ def compute_dtype(leaf: tf.Tensor) -> tf.DType:
 
 
 def scalar_dtype(leaves: Sequence[tf.Tensor]) -> tf.DType:
-  """Returns the type of scalars computed from all leaves together: float64 if any leaf is, else float32."""
+  """Returns the type of a scalar made of all leaves: float64 if any leaf is, else float32."""
   return tf.float64 if any(x.dtype == tf.float64 for x in leaves) else tf.float32
 
 
@@ -20,7 +20,8 @@ def global_norm(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
 
   The norm is of `scalar_dtype`. It is exact up to rounding wherever the norm itself is
   representable: where the squares overflow, it is computed again on scaled leaves. Squares that
-  underflow (norms below about 1e-19 in float32) count as zero. A leaf that is not finite makes the norm not finite.
+  underflow (norms below about 1e-19 in float32) count as zero. A leaf that is not finite makes the
+  norm not finite.
 
   Args:
     leaves: Floating-point tensors of any shapes; an empty list has norm zero.

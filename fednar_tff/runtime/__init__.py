@@ -23,7 +23,11 @@ from fednar_tff.runtime.workers.remote import set_remote_context as set_remote_c
 
 
 def describe() -> dict[str, object]:
-  """Says which runtime computations run on, and on which devices its clients have trained."""
+  """Says which runtime computations run on, and on which devices its clients have trained.
+
+  `shares_data` says whether computations may refer to arrays of this process; if not, each client
+  is sent its own examples.
+  """
   context = tff.framework.get_context_stack().current
   if hasattr(context, 'describe'):
     return context.describe()

@@ -16,9 +16,9 @@ from fednar_tff.simulation.client_states import ClientStates as ClientStates
 from fednar_tff.simulation.data_source import build_data_source as build_data_source
 from fednar_tff.simulation.evaluation import build_evaluation as build_evaluation
 from fednar_tff.simulation.plain_process import keep_client_states as keep_client_states
-from fednar_tff.simulation.run import DivergedError as DivergedError
-from fednar_tff.simulation.run import Progress as Progress
-from fednar_tff.simulation.run import Run as Run
+from fednar_tff.simulation.progress import DivergedError as DivergedError
+from fednar_tff.simulation.progress import Progress as Progress
+from fednar_tff.simulation.rounds import Run as Run
 from fednar_tff.simulation.run import run as run
 from fednar_tff.simulation.seeds import Seeds as Seeds
 from fednar_tff.simulation.seeds import derive_seeds as derive_seeds

@@ -4,20 +4,22 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-# A callback is handed the run itself and its rounds; `run.py`, which defines both, imports this module.
+# A callback is handed the run itself and its rounds; `run.py`, which defines both, imports this
+# module.
 _Run = Any
 _Progress = Any
 
 
 class CallbackError(RuntimeError):
-  """A callback failed and ended the run, whose rounds are saved; the message says which, when and why."""
+  """A callback failed and ended the run, whose rounds are saved; the message says why."""
 
 
 class Callback:
   """Watches a run. Subclasses override what they need.
 
-  A run is handed to a callback as it is after the round, so `run.model_weights`, `run.evaluate()` and `run.stop(reason)` may be
-  used. What a callback raises ends the run with a `CallbackError`, after the rounds that are done are saved.
+  A run is handed to a callback as it is after the round, so `run.model_weights`, `run.evaluate()`
+  and `run.stop(reason)` may be used. What a callback raises ends the run with a `CallbackError`,
+  after the rounds that are done are saved.
   """
 
   def on_start(self, run: _Run, history: Sequence[_Progress]) -> None:
@@ -25,8 +27,9 @@ class Callback:
 
     Args:
       run: The `Run`.
-      history: The rounds that are done already, of a run that resumes, as `metrics.csv` tells them: each is a `Progress`. A callback
-        that takes note of them does in a resumed run what it would have done in one that was never interrupted.
+      history: The rounds that are done already, of a run that resumes, as `metrics.csv` tells them:
+        each is a `Progress`. A callback that takes note of them does in a resumed run what it would
+        have done in one that was never interrupted.
     """
 
   def on_round(self, run: _Run, progress: _Progress) -> None:
@@ -36,7 +39,7 @@ class Callback:
     """Is called after each round whose model was evaluated on the test set, after `on_round`."""
 
   def on_end(self, run: _Run, error: BaseException | None) -> None:
-    """Is called once, after the last round or when the run is closed, also if `on_start` has failed.
+    """Is called once, when the run is over, also if `on_start` has failed.
 
     Args:
       run: The `Run`.
@@ -47,7 +50,8 @@ class Callback:
 class EarlyStopping(Callback):
   """Stops a run when a metric has not become better for a while.
 
-  A run that resumes stops in the round in which it would have stopped uninterrupted; one that was stopped stays so.
+  A run that resumes stops in the round in which it would have stopped uninterrupted; one that was
+  stopped stays so.
 
   Attributes:
     best: The best value so far, or None.
@@ -65,14 +69,16 @@ class EarlyStopping(Callback):
     """Chooses what to watch.
 
     Args:
-      metric: A name of `Progress.metrics`. A round that does not have it measured, as those without an evaluation have no
-        `test_accuracy`, does not count.
+      metric: A name of `Progress.metrics`. A round that does not have it measured, as those without
+        an evaluation have no `test_accuracy`, does not count.
       patience: After how many measurements in a row that are not better the run stops.
       mode: Whether better is larger, `'max'`, or smaller, `'min'`.
-      min_delta: By how much a value has to be better than the best one. A value that is not a number is not better.
+      min_delta: By how much a value has to be better than the best one. A value that is not a
+        number is not better.
 
     Raises:
-      ValueError: If an argument is out of range; from the first round on, if there is no such metric.
+      ValueError: If an argument is out of range; from the first round on, if there is no such
+        metric.
     """
     if not isinstance(patience, int) or patience < 1:
       raise ValueError(f'`patience` must be a positive integer, found {patience!r}.')

@@ -1,10 +1,11 @@
 """What is inside a checkpoint: the leaves of the server's state, and their names.
 
 A checkpoint is the SavedModel that TFF's `FileProgramStateManager` writes, so that
-`tf.saved_model.load(path)()` reads it: a dictionary with the list `leaves` and the strings `names`, one for
-each. A leaf is named by its path in the state, as `finalizer/learning_rate`; the model's weights are
-`model/` and the name of their variable. An algorithm whose model is not that of its state, such as the
-mean of two, adds its own as `evaluated_model/`. Checkpoints of earlier versions are the bare list.
+`tf.saved_model.load(path)()` reads it: a dictionary with the list `leaves` and the strings `names`,
+one for each. A leaf is named by its path in the state, as `finalizer/learning_rate`; the model's
+weights are `model/` and the name of their variable. An algorithm whose model is not that of its
+state, such as the mean of two, adds its own as `evaluated_model/`. Checkpoints of earlier versions
+are the bare list.
 """
 
 import collections
@@ -49,8 +50,8 @@ def to_save(state: Any, model_weights: Any, variable_names: Sequence[str]) -> di
 
   Args:
     state: The server's state.
-    model_weights: The weights of the algorithm's model in this state; None if they cannot be asked for, and then
-      those of the state stand for them.
+    model_weights: The weights of the algorithm's model in this state; None if they cannot be asked
+      for, and then those of the state stand for them.
     variable_names: The names of the model's variables, the trainable ones first.
   """
   names, leaves = _named_leaves(state, variable_names)
@@ -86,7 +87,7 @@ def read(path: pathlib.Path) -> Checkpoint:
 
 
 def variable_names(variables: Sequence[tf.Variable]) -> list[str]:
-  """Returns the names of a model's variables; where two have the same, the later one has a number."""
+  """Returns the names of a model's variables; a name that is there twice gets a number."""
   names = []
   for variable in variables:
     name = plain = variable.name.removesuffix(':0')
@@ -97,7 +98,7 @@ def variable_names(variables: Sequence[tf.Variable]) -> list[str]:
 
 
 def _named_leaves(state, names_of_model):
-  """Returns the path of each leaf of a state, with the model's variables by their names, and the leaves."""
+  """Returns the paths of a state's leaves, with the variables by name, and the leaves."""
   remaining = iter(names_of_model)
   names, leaves = [], []
   for path, leaf in tree.flatten_with_path(state):

@@ -18,11 +18,11 @@ _WORST_SHARE = 10  # The worst tenth.
 
 
 def build_prediction(model_fn: Callable[[], tff.learning.models.VariableModel]) -> PredictFn:
-  """Returns a function from model weights and batches to the labels of all examples and the classes that the model guesses.
+  """Returns a function from weights and batches to all labels and the model's guesses.
 
   Args:
-    model_fn: A function without arguments that returns a classifier: its predictions are `[batch, classes]`. Of labels at
-      several positions, the last one counts.
+    model_fn: A function without arguments that returns a classifier: its predictions are `[batch,
+      classes]`. Of labels at several positions, the last one counts.
   """
   model = model_fn()
   variables = tff.learning.models.ModelWeights.from_model(model)
@@ -33,7 +33,8 @@ def build_prediction(model_fn: Callable[[], tff.learning.models.VariableModel]) 
     predictions = model.forward_pass(batch, training=False).predictions
     if predictions.shape.rank != 2:
       raise ValueError(
-        f'Only classifiers have classes: predictions must be [batch, classes], found {predictions.shape}.'
+        'Only classifiers have classes: predictions must be [batch, classes], '
+        f'found {predictions.shape}.'
       )
     labels = tf.reshape(labels, [tf.shape(labels)[0], -1])[:, -1]
     return tf.cast(labels, tf.int32), tf.argmax(predictions, -1, output_type=tf.int32)
@@ -86,8 +87,8 @@ def summarize_clients(
 
   Args:
     accuracies: One for each client.
-    num_examples: How much each client counts in the mean, in the deviation and within the worst tenth; alike unless
-      given. Which clients are the worst tenth does not depend on it.
+    num_examples: How much each client counts in the mean, in the deviation and within the worst
+      tenth; alike unless given. Which clients are the worst tenth does not depend on it.
   """
   accuracies = np.asarray(accuracies, np.float64)
   weights = np.ones(len(accuracies)) if num_examples is None else np.asarray(num_examples)
@@ -105,7 +106,7 @@ def num_worst(num_clients: int) -> int:
 
 
 def build_client_evaluation(task: Task) -> Callable[[Weights], np.ndarray]:
-  """Returns a function from model weights to each client's accuracy on the training examples that it holds.
+  """Returns a function from model weights to each client's accuracy on its training examples.
 
   The clients are those of `task.partition`, in its order.
   """
@@ -152,8 +153,9 @@ def build_personalization(
 ) -> Callable[[Weights], Personalization]:
   """Returns a function that lets each client train a model further by itself, and compares.
 
-  A fifth of a client's training examples, at least one, is held out; from the others it draws its batches. Both
-  accuracies are of what is held out. Note that the model given may have seen that, too, if the client took part in its training.
+  A fifth of a client's training examples, at least one, is held out; from the others it draws its
+  batches. Both accuracies are of what is held out. Note that the model given may have seen that,
+  too, if the client took part in its training.
 
   Args:
     task: The task.
@@ -211,7 +213,7 @@ def _like(process: Any, weights: Weights) -> Weights:
 def summary_metrics(
   accuracies: np.ndarray | None,
 ) -> collections.OrderedDict[str, np.float32 | None]:
-  """Returns the metrics of a round, each client counting the same; for None, their names without values."""
+  """Returns the metrics of a round, all clients alike; for None, names without values."""
   values = [None] * 3 if accuracies is None else map(np.float32, summarize_clients(accuracies))
   return collections.OrderedDict(
     (f'client_accuracy_{name}', value) for name, value in zip(ClientSummary._fields, values)

@@ -1,4 +1,4 @@
-"""What clients carry from round to round (SCAFFOLD's control variates), consistent with the checkpoints."""
+"""What clients carry from round to round, consistent with the checkpoints."""
 
 import pathlib
 import sqlite3
@@ -21,9 +21,10 @@ CREATE TABLE IF NOT EXISTS states (
 class ClientStates:
   """A store of client states by client id.
 
-  A client that was never stored has the initial state, and takes no room. With a path, what `commit` has
-  stored survives any end of the process, and `restore` goes back to how it was when the round of an older
-  checkpoint ended: each state is kept under the round that made it, until `prune` gives it up.
+  A client that was never stored has the initial state, and takes no room. With a path, what
+  `commit` has stored survives any end of the process, and `restore` goes back to how it was when
+  the round of an older checkpoint ended: each state is kept under the round that made it, until
+  `prune` gives it up.
   """
 
   def __init__(
@@ -38,8 +39,8 @@ class ClientStates:
     Args:
       initial_state: The state of a client that was never stored: a structure of tensors or arrays.
       path: A file to keep the states in; None keeps them in memory only.
-      keep_in_memory: Whether all states stay in memory, too, and are written only when committed. If False, memory does not
-        grow with the number of clients.
+      keep_in_memory: Whether all states stay in memory, too, and are written only when committed.
+        If False, memory does not grow with the number of clients.
 
     Raises:
       RunDirectoryError: If the file cannot be written; so do the other methods.
@@ -91,7 +92,7 @@ class ClientStates:
         self._uncommitted.add(client_id)
 
   def commit(self, round_num: int) -> None:
-    """Makes what was put so far permanent; to be called before the checkpoint of `round_num` is saved."""
+    """Makes what was put so far permanent; called before the checkpoint of `round_num`."""
     if self._database is not None:
       with storage.writing_to(self._path):
         for client_id in sorted(self._uncommitted):
@@ -100,7 +101,7 @@ class ClientStates:
     self._uncommitted.clear()
 
   def restore(self, round_num: int) -> None:
-    """Forgets what was stored after `round_num`, the round of the checkpoint that a run resumes from."""
+    """Forgets what was stored after `round_num`, from which a run resumes."""
     self._uncommitted.clear()
     if self._memory is not None:
       self._memory.clear()
@@ -111,7 +112,7 @@ class ClientStates:
         self._database.commit()
 
   def prune(self, round_num: int) -> None:
-    """Gives up what is needed only to go back further than `round_num`, the oldest checkpoint that is kept."""
+    """Drops what is needed only to go back further than `round_num`, the oldest checkpoint."""
     if self._database is not None:
       with storage.writing_to(self._path):
         self._database.execute(
@@ -131,7 +132,7 @@ class ClientStates:
     return sorted(found)
 
   def close(self) -> None:
-    """Gives up what is not committed, and with it the hold on the file; states can still be read."""
+    """Drops what is not committed and lets go of the file; states can still be read."""
     if self._database is not None:
       self._database.rollback()
 

@@ -1,4 +1,4 @@
-"""The clients of each round and their data, as a run has them, for whoever else drives the rounds."""
+"""The clients of each round and their data, for a run and for other drivers of rounds."""
 
 import json
 from collections.abc import Callable
@@ -10,9 +10,15 @@ from fednar_tff import algorithms
 from fednar_tff.simulation import seeds as seeds_lib
 from fednar_tff.tasks import Task
 
+_OTHER_PROCESS = (
+  tff.framework.SyncExecutionContext,
+  tff.framework.AsyncExecutionContext,
+  tff.framework.MergeableCompExecutionContext,
+)
+
 
 class ClientBatches:
-  """Which clients take part in a round, and what they train on in it: a function of the round's number alone."""
+  """Which clients take part in a round, and their data: a function of the round's number."""
 
   def __init__(
     self,
@@ -23,10 +29,10 @@ class ClientBatches:
     local_steps: int | None,
     local_epochs: int | None,
     seeds: seeds_lib.Seeds,
-    packed: bool,
-    share_data: bool,
+    packed: bool | None = None,
+    share_data: bool | None = None,
   ):
-    """Takes the arguments of `run`; `packed` has to fit the process."""
+    """Takes the arguments of `run`."""
     self._task = task
     self._seeds = seeds
     arguments = {
@@ -36,14 +42,15 @@ class ClientBatches:
       'seed': seeds.batches,
     }
     task.check_batches(batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
-    self._packed = packed
+    self.packed = find_packed(process, packed)
     # What the batches are, but for which clients they are of.
     self.description = {
       **arguments,
       'sampling seed': seeds.sampling,
       'partition of the data': task.partition.hash,
     }
-    if packed:
+    share_data = find_share_data(share_data)
+    if self.packed:
       arguments['own_rows_only'] = not share_data
       if algorithms.takes_data_size(process):
         arguments['with_size'] = True
@@ -57,17 +64,53 @@ class ClientBatches:
 
   def of_client(self, client_id: str, round_index: int) -> Any:
     """Returns what a client trains on in a round, counted from 0."""
-    make = self._task.packed_client if self._packed else self._task.client_batches
+    make = self._task.packed_client if self.packed else self._task.client_batches
     return make(client_id, round_index, **self._arguments)
 
 
-def takes_packed_clients(process: Any) -> bool:
-  """Returns whether a process was built with `loop_implementation=algorithms.PACKED`."""
-  *_, client_data = process.next.type_signature.parameter
-  element = client_data.member.element
-  return isinstance(element, tff.StructType) and {'data', 'index'} <= set(
-    tff.structure.name_list(element)
-  )
+def find_packed(process: Any, packed: bool | None) -> bool:
+  """Returns whether a process takes packed clients.
+
+  Args:
+    process: The algorithm.
+    packed: What the caller says about it; None for nothing.
+
+  Raises:
+    ValueError: If the caller says something else than the process.
+  """
+  takes_packed = algorithms.takes_packed_clients(process)
+  if packed is not None and packed != takes_packed:
+    raise ValueError(
+      f'`packed` must be {takes_packed} for a process that was built '
+      f'{"with" if takes_packed else "without"} `loop_implementation=algorithms.PACKED`, '
+      f'found packed={packed!r}.'
+    )
+  return takes_packed
+
+
+def find_share_data(share_data: bool | None) -> bool:
+  """Returns whether clients may refer to data in the memory of this process.
+
+  A context of `fednar_tff.runtime` says so in its description. TFF's own contexts compute in
+  another process.
+
+  Args:
+    share_data: What the caller says about it; None for nothing.
+
+  Raises:
+    ValueError: If the caller wants to share data with another process.
+  """
+  context = tff.framework.get_context_stack().current
+  if hasattr(context, 'describe'):
+    shares = context.describe().get('shares_data', False)
+  else:
+    shares = not isinstance(context, _OTHER_PROCESS)
+  if share_data and not shares:
+    raise ValueError(
+      f'`share_data` must be False or None on {type(context).__name__.lstrip("_")}, '
+      'which computes in another process, found True.'
+    )
+  return shares if share_data is None else share_data
 
 
 class TaskDataSource(tff.program.FederatedDataSource):
@@ -96,23 +139,34 @@ class TaskDataSource(tff.program.FederatedDataSource):
     return self._clients.description
 
   def iterator(self) -> tff.program.FederatedDataSourceIterator:
-    """Returns the rounds from the first on; what `tff.program` saves of it is the number of rounds that are done."""
+    """Returns the rounds from the first on; `tff.program` saves how many of them are done."""
     return self._iterator_class(0)
 
   def selection_fn(self, clients_per_round: int) -> Callable[[int], list[Any]]:
-    """Returns the `training_selection_fn` of `tff.simulation.run_training_process`, which counts rounds from 1."""
+    """Returns a `training_selection_fn` for `tff.simulation.run_training_process`.
+
+    Rounds are counted from 1 there.
+
+    Args:
+      clients_per_round: How many clients take part in a round.
+    """
     self._clients.sample(0, clients_per_round)  # Complains now rather than in the first round.
     return lambda round_num: self.select(round_num - 1, clients_per_round)
 
   def select(self, round_index: int, clients_per_round: int) -> list[Any]:
-    """Returns the data of the clients of a round, counted from 0; with their ids, for a process of `keep_client_states`."""
+    """Returns the data of the clients of a round, with their ids if the process takes these.
+
+    Args:
+      round_index: The round, counted from 0.
+      clients_per_round: How many clients take part in it.
+    """
     ids = self._clients.sample(round_index, clients_per_round)
     data = [self._clients.of_client(client_id, round_index) for client_id in ids]
     return list(zip(ids, data)) if self._with_ids else data
 
 
 class _Iterator(tff.program.FederatedDataSourceIterator):
-  """Counts rounds; each data source has a subclass of its own, since it is restored by the class alone."""
+  """Counts rounds. Each data source has its own subclass: only the class restores it."""
 
   data_source: TaskDataSource
 
@@ -158,20 +212,22 @@ def build_data_source(
   batch_size: int,
   local_steps: int | None = None,
   local_epochs: int | None = None,
-  seed: int = 0,
+  seed: int | seeds_lib.Seeds = 0,
   sampling_seed: int | None = None,
   batch_seed: int | None = None,
-  share_data: bool = True,
+  share_data: bool | None = None,
 ) -> TaskDataSource:
-  """Returns a task's clients as TFF's own drivers take them: in each round those that `run` draws, with the same batches.
+  """Returns a task's clients for TFF's own drivers: those of `run`, with the same batches.
 
-  It is the `train_data_source` of `tff.learning.programs.train_model`; its `selection_fn(clients_per_round)` is the
-  `training_selection_fn` of `tff.simulation.run_training_process`. What it hands out is a function of the round's number, so a
+  It is the `train_data_source` of `tff.learning.programs.train_model`; its
+  `selection_fn(clients_per_round)` is the `training_selection_fn` of
+  `tff.simulation.run_training_process`. What it hands out is a function of the round's number, so a
   program that resumes goes on with the clients that it would have had.
 
   Args:
     task: As in `run`.
-    process: As in `run`, or what `keep_client_states` makes of it, which takes the clients' ids, too.
+    process: As in `run`, or what `keep_client_states` makes of it, which takes the clients' ids,
+      too.
     batch_size: As in `run`.
     local_steps: As in `run`.
     local_epochs: As in `run`.
@@ -190,7 +246,6 @@ def build_data_source(
     local_steps=local_steps,
     local_epochs=local_epochs,
     seeds=seeds_lib.derive_seeds(seed, sampling=sampling_seed, batches=batch_seed),
-    packed=takes_packed_clients(process),
     share_data=share_data,
   )
   *_, data_type = process.next.type_signature.parameter

@@ -1,4 +1,4 @@
-"""An algorithm whose clients carry states, made plain for drivers that know the server's state only."""
+"""Algorithms whose clients carry states, for drivers that know only the server's state."""
 
 import asyncio
 import inspect
@@ -9,11 +9,15 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from fednar_tff import algorithms
+
 _Selection = Sequence[tuple[str, Any]]
 
 
 class PlainState(NamedTuple):
-  """The state of the server and of all clients that ever took part; arrays only, so any program-state manager saves it.
+  """The state of the server and of all clients that ever took part.
+
+  It has arrays only, so that any program-state manager can save it.
 
   Attributes:
     server: The state of the process.
@@ -53,8 +57,9 @@ class _Next:
     if self._context is None:
       if isinstance(stack.current, tff.program.FederatedContext):
         raise ValueError(
-          '`context` must be given to `keep_client_states` within a `tff.program.FederatedContext`, which hands out no states of '
-          'clients: the context that it was made of. Found None.'
+          '`context` of `keep_client_states` must be the context that the current '
+          '`tff.program.FederatedContext` was made of, since that hands out no states of clients, '
+          'found None.'
         )
       return self._process.next(*arguments)
     with stack.install(self._context):
@@ -67,7 +72,8 @@ class _Next:
     def state_of(client_id):
       if client_id not in rows:
         return initial
-      # The leaves in the structure of a client's state; a manager that loads a state may use containers of its own.
+      # The leaves in the structure of a client's state; a manager that loads a state may use
+      # containers of its own.
       leaves = [leaf[rows[client_id]] for leaf in tf.nest.flatten(state.clients)]
       return tf.nest.pack_sequence_as(initial, leaves)
 
@@ -75,12 +81,12 @@ class _Next:
 
 
 class PlainProcess:
-  """What `tff.simulation.run_training_process` and `tff.learning.programs.train_model` take, made by `keep_client_states`.
+  """A process for TFF's own drivers, made by `keep_client_states`.
 
   Attributes:
     next: Takes a `PlainState` and a list of pairs of a client's id and data; returns a
-      `tff.learning.templates.LearningProcessOutput`. Where computations are awaited, it returns a reference to that, for
-      `tff.program.materialize_value`.
+      `tff.learning.templates.LearningProcessOutput`. Where computations are awaited, it returns a
+      reference to that, for `tff.program.materialize_value`.
   """
 
   takes_client_ids = True
@@ -135,7 +141,7 @@ def _check_selection(selection):
 
 
 def _plain_output(state, ids, output):
-  """Returns a round's output with the clients' states inside the state; what was there stays as it is."""
+  """Returns a round's output with the clients' new states inside a new state."""
   known = _texts(state.client_ids)
   all_ids = list(dict.fromkeys([*known, *ids]))
   row_of = {client_id: row for row, client_id in enumerate(all_ids)}
@@ -169,33 +175,35 @@ def _texts(ids):
 def keep_client_states(
   process: Any, *, context: tff.framework.AsyncContext | tff.framework.SyncContext | None = None
 ) -> PlainProcess:
-  """Makes an algorithm whose clients carry states (SCAFFOLD, FedDyn) one whose server's state is all.
+  """Puts the states of clients (of SCAFFOLD, FedDyn) into the state of the server.
 
-  For drivers that know nothing of clients' states: `tff.simulation.run_training_process` and `tff.learning.programs.train_model`.
-  Each client's state is a row of arrays in the state that they pass on, so it is saved and loaded with it. Which client is which has
-  to be told with the data: a round takes pairs `(client_id, data)`, as `build_data_source` hands them out.
+  For drivers that know nothing of clients' states: `tff.simulation.run_training_process` and
+  `tff.learning.programs.train_model`. Each client's state is a row of arrays in the state that they
+  pass on, so it is saved and loaded with it. Which client is which has to be told with the data: a
+  round takes pairs `(client_id, data)`, as `build_data_source` hands them out.
 
   ```
   process = keep_client_states(algorithms.build_scaffold(...))
   data_source = build_data_source(task, process, batch_size=20, local_epochs=1)
-  state = tff.simulation.run_training_process(process, data_source.selection_fn(clients_per_round=10), total_rounds=100)
+  selection_fn = data_source.selection_fn(clients_per_round=10)
+  state = tff.simulation.run_training_process(process, selection_fn, total_rounds=100)
   ```
 
-  A round copies the states of all clients that ever took part, and a saved state holds them all: with many clients and a large
-  model, `run` is the better driver, which writes only what changed.
+  A round copies the states of all clients that ever took part, and a saved state holds them all:
+  with many clients and a large model, `run` is the better driver, which writes only what changed.
 
   Args:
-    process: A process of `build_scaffold` or `build_fed_dyn`, or one that is called as they are.
-    context: What rounds run on; None means the current context. Has to be given within a `tff.program.FederatedContext`, and is
-      the context that this was made of.
+    process: A process of `build_scaffold`, `build_fed_dyn` or `compose_stateful`.
+    context: What rounds run on; None means the current context. Has to be given within a
+      `tff.program.FederatedContext`, and is the context that this was made of.
 
   Raises:
     TypeError: If the clients of `process` carry no state. From `next`, if clients come without ids.
     ValueError: From `next`, if a round has no client or a client twice, or `context` is missing.
   """
-  if not hasattr(process, 'initial_client_state'):
+  if not algorithms.has_client_states(process):
     raise TypeError(
-      '`process` must be an algorithm whose clients carry states, such as that of `build_scaffold`; '
-      f'found {type(process).__name__}, which is plain already.'
+      '`process` must be an algorithm whose clients carry states, such as that of '
+      f'`build_scaffold`, found {type(process).__name__}, which is plain already.'
     )
   return PlainProcess(process, context)

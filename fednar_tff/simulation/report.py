@@ -1,4 +1,4 @@
-"""A run's progress as plain lines, for logs that nobody watches while they grow."""
+"""A run's progress: a bar at a terminal, plain lines in a log."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,10 +9,46 @@ import psutil
 _SECONDS_BETWEEN_LINES = 30.0
 _LINES = 20  # A line for every 5 % of the rounds.
 _GIGABYTE = 2**30
+_WIDTH = 8  # Of the column of a loss.
+
+
+def show(rounds: Any, total_rounds: int, title: str = '', quiet: bool = False) -> None:
+  """Runs the rounds of a `Run` that are left, and shows how far they are.
+
+  Args:
+    rounds: The `Run`.
+    total_rounds: The number of rounds of the whole run.
+    title: What to call the run.
+    quiet: Whether to show nothing.
+  """
+  import tqdm.auto  # Imported here, since in a notebook it looks for widgets.
+
+  bar = tqdm.auto.tqdm(
+    total=total_rounds,
+    initial=rounds.round_num,
+    desc=title,
+    unit='round',
+    disable=True if quiet else None,
+  )
+  lines = None
+  if bar.disable and not quiet:
+    lines = PlainReport(total_rounds, rounds.round_num, title)
+  shown = {}
+  with bar:
+    for progress in rounds:
+      metrics = progress.metrics
+      if lines is not None:
+        lines.add(progress.round_num, metrics)
+      if metrics.get('test_accuracy') is not None:
+        shown['accuracy'] = f'{100 * float(metrics["test_accuracy"]):.1f}%'
+      if (clipped := clipped_share(metrics)) is not None:
+        shown['clipped'] = f'{100 * clipped:.0f}%'
+      bar.set_postfix(shown, refresh=False)
+      bar.update()
 
 
 class PlainReport:
-  """Prints a line for the first and the last round, and whenever 30 seconds or 5 % of the rounds have passed since the last line."""
+  """Prints the first and the last round, and one every 30 seconds or 5 % of the rounds."""
 
   def __init__(
     self,
@@ -62,8 +98,8 @@ class PlainReport:
     left = _duration(seconds_a_round * (self._total - round_num)) if is_known else '-'
     parts = [
       f'round {round_num:{len(str(self._total))}}/{self._total}',
-      f'train loss {_number(metrics.get("train_loss"), ".4f"):>8}',
-      f'test loss {_number(metrics.get("test_loss"), ".4f"):>8}',
+      f'train loss {_number(metrics.get("train_loss"), ".4f"):>{_WIDTH}}',
+      f'test loss {_number(metrics.get("test_loss"), ".4f"):>{_WIDTH}}',
       f'test accuracy {_number(metrics.get("test_accuracy"), ".1%"):>6}',
       f'clipped {_number(clipped_share(metrics), ".0%"):>4}',
       f'{seconds_a_round:8.3f} s a round',
@@ -74,14 +110,22 @@ class PlainReport:
 
 
 def clipped_share(metrics: Mapping[str, Any]) -> float | None:
-  """Returns the share of a round's local steps that were clipped, or None if there were no steps."""
+  """Returns the share of a round's local steps that were clipped; None without steps."""
   if not metrics.get('total_steps'):
     return None
   return float(metrics['clipped_steps'] / metrics['total_steps'])
 
 
 def _number(value: Any, form: str) -> str:
-  return '-' if value is None else format(float(value), form)
+  """Returns a number in a form, or in short if that is wider than its column.
+
+  >>> _number(2.5, '.4f'), _number(1e21, '.4f'), _number(0.5, '.1%'), _number(None, '.4f')
+  ('2.5000', '1.00e+21', '50.0%', '-')
+  """
+  if value is None:
+    return '-'
+  text = format(float(value), form)
+  return text if len(text) <= _WIDTH else f'{float(value):.2e}'
 
 
 def _duration(seconds: float) -> str:

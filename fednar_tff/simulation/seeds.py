@@ -22,7 +22,7 @@ class Seeds(NamedTuple):
   batches: int
 
 
-def derive_seeds(seed: int, **given: int) -> Seeds:
+def derive_seeds(seed: int | Seeds, **given: int | None) -> Seeds:
   """Returns the seeds of a run, all derived from one unless given.
 
   >>> derive_seeds(0) == derive_seeds(0), derive_seeds(0) == derive_seeds(1)
@@ -31,9 +31,20 @@ def derive_seeds(seed: int, **given: int) -> Seeds:
   7
 
   Args:
-    seed: A nonnegative integer.
+    seed: A nonnegative integer; or `Seeds` that were derived before, which are returned.
     **given: Seeds to use instead of the derived ones, by the names of `Seeds`; None derives it.
+
+  Raises:
+    ValueError: If `seed` is negative, or one of `Seeds` is given twice.
   """
+  if isinstance(seed, Seeds):
+    for name, value in given.items():
+      if value is not None and value != getattr(seed, name):
+        raise ValueError(
+          f'The seed of {name} must be None if `seed` has it, as {getattr(seed, name)}, '
+          f'found {value}.'
+        )
+    return seed
   if seed < 0:
     raise ValueError(f'`seed` must be a nonnegative integer, found {seed!r}.')
   derived = np.random.SeedSequence(seed).generate_state(len(Seeds._fields), np.uint32)
@@ -53,7 +64,8 @@ def sample_clients(
   """
   if not 0 < clients_per_round <= len(client_ids):
     raise ValueError(
-      f'`clients_per_round` must be from 1 to the number of clients, {len(client_ids)}, found {clients_per_round}.'
+      f'`clients_per_round` must be from 1 to the number of clients, {len(client_ids)}, '
+      f'found {clients_per_round}.'
     )
   generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, round_num])))
   chosen = generator.choice(len(client_ids), clients_per_round, replace=False)

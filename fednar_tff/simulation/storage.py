@@ -1,7 +1,7 @@
 """A run's directory: checkpoints, metrics, and the lock that keeps two processes apart.
 
-Everything goes through TFF's program managers; this module adds what they leave open when a process is killed
-in the middle of a write.
+Everything goes through TFF's program managers; this module adds what they leave open when a process
+is killed in the middle of a write.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ from fednar_tff.simulation import checkpoints
 _KEY = 'round_num'
 _DESCRIPTION = 'run.json'
 TASK = 'task.json'
-# More than one, so that a damaged newest checkpoint loses no more than the rounds since the one before.
+# More than one, so that a damaged newest checkpoint loses no more than the rounds since the one
+# before.
 _CHECKPOINTS_KEPT = 3
 
 
@@ -38,7 +39,7 @@ class RunDirectoryError(Exception):
 
 @contextlib.contextmanager
 def writing_to(path: pathlib.Path) -> Iterator[None]:
-  """Turns errors of the file system, of TensorFlow and of SQLite into a `RunDirectoryError` that names the path."""
+  """Turns errors of files, TensorFlow and SQLite into a `RunDirectoryError` with the path."""
   try:
     yield
   except (OSError, tf.errors.OpError, sqlite3.Error) as e:
@@ -52,7 +53,9 @@ def writing_to(path: pathlib.Path) -> Iterator[None]:
 
 
 def check_output_dir(path: str | pathlib.Path) -> None:
-  """Makes a run's directory if there is none, and tries to write to it: to be called before anything that takes long.
+  """Makes a run's directory if there is none, and tries to write to it.
+
+  Call it before anything that takes long.
 
   Raises:
     RunDirectoryError: If it cannot be made or written.
@@ -96,19 +99,30 @@ class RunDirectory:
       self._lock.close()
       raise
     self._remove_leftovers()
-    # The managers are coroutines; a thread of their own runs them also where a loop runs already, as in a notebook.
+    # The managers are coroutines; a thread of their own runs them also where a loop runs already,
+    # as in a notebook.
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._checkpoints = tff.program.FileProgramStateManager(
       self.path / 'checkpoints', keep_total=_CHECKPOINTS_KEPT, keep_first=False
     )
-    self._metrics = self._csv('metrics.csv')
-    self._timing = self._csv('timing.csv')
+    try:
+      self._metrics = self._csv('metrics.csv')
+      self._timing = self._csv('timing.csv')
+    except BaseException:
+      self.close()
+      raise
     self._events = tff.program.TensorBoardReleaseManager(self.path / 'events')
 
   def _csv(self, name):
-    return tff.program.CSVFileReleaseManager(
-      self.path / name, save_mode=tff.program.CSVSaveMode.APPEND, key_fieldname=_KEY
-    )
+    try:
+      return tff.program.CSVFileReleaseManager(
+        self.path / name, save_mode=tff.program.CSVSaveMode.APPEND, key_fieldname=_KEY
+      )
+    except (tff.program.CSVKeyFieldnameNotFoundError, ValueError) as e:
+      raise RunDirectoryError(
+        f'{self.path / name} is damaged: it must begin with a line of names, {_KEY} among them, and '
+        'end with a round. Choose another directory.'
+      ) from e
 
   def _check_description(self):
     """Compares a run with the one that is here; nothing is touched before."""
@@ -169,7 +183,10 @@ class RunDirectory:
     self._wait_for(self._checkpoints.save(content, version))
 
   def load_latest_checkpoint(self, structure: Any) -> tuple[Any, int] | None:
-    """Returns the newest checkpoint that is whole, as `(state, version)`, or None; damaged newer ones are set aside."""
+    """Returns the newest checkpoint that is whole, as `(state, version)`, or None.
+
+    Damaged newer ones are set aside.
+    """
     like = [np.asarray(leaf) for leaf in tf.nest.flatten(structure)]
     for version in reversed(self.checkpoint_versions()):
       path = self.path / 'checkpoints' / f'program_state_{version}'
@@ -193,7 +210,7 @@ class RunDirectory:
     return self._wait_for(self._checkpoints.get_versions()) or []
 
   def release(self, round_num: int, metrics: Mapping[str, Any], seconds: float) -> None:
-    """Writes a round's metrics, and forgets those of the same and later rounds that an earlier process wrote.
+    """Writes a round's metrics in place of what an earlier process wrote from that round on.
 
     The clock time goes into a file of its own, so that equal runs write equal metrics.
     """
@@ -204,7 +221,7 @@ class RunDirectory:
     self._wait_for(self._events.release(shown, round_num))
 
   def read_metrics(self, last_round: int) -> list[dict[str, Any]]:
-    """Returns the metrics of all rounds up to one, those that were written; `round_num` and `seconds` are among them."""
+    """Returns the written metrics of all rounds up to one, with `round_num` and `seconds`."""
     seconds = {row[_KEY]: row['seconds'] for row in self._read_csv('timing.csv')}
     rows = [
       {name: _parse(text) for name, text in {**row, 'seconds': seconds.get(row[_KEY], '')}.items()}

@@ -1,4 +1,4 @@
-"""Callbacks that hand a run's metrics to MLflow or Weights & Biases, on this machine unless told otherwise.
+"""Callbacks that write a run to MLflow or Weights & Biases, on this machine by default.
 
 Neither package is needed, unless its tracker is used.
 """
@@ -71,7 +71,7 @@ def _numbers(progress) -> dict[str, float]:
 
 
 class MLflowTracker(callbacks.Callback):
-  """Writes a run to MLflow: its settings as parameters, the metrics of each round with the round's number as the step.
+  """Writes a run to MLflow: its settings as parameters, and the metrics of each round.
 
   A run that resumes goes on in the same run of MLflow, and every round is there once.
   """
@@ -93,7 +93,8 @@ class MLflowTracker(callbacks.Callback):
       params: More parameters than `run.description` has, such as the task's name.
 
     Raises:
-      TrackerError: If MLflow is missing, its server does not answer, or its folder cannot be written.
+      TrackerError: If MLflow is missing, its server does not answer, or its folder cannot be
+        written.
     """
     self._uri = str(tracking_uri)
     _check_reachable(self._uri)
@@ -147,7 +148,8 @@ class MLflowTracker(callbacks.Callback):
 
   def on_round(self, run, progress):
     step, now = progress.round_num, int(1000 * time.time())
-    # Rounds that a killed process did after its last checkpoint are done again, to the same numbers.
+    # Rounds that a killed process did after its last checkpoint are done again, to the same
+    # numbers.
     new = {k: v for k, v in _numbers(progress).items() if (k, step) not in self._logged}
     entities = self._mlflow.entities
     self._client.log_batch(
@@ -164,10 +166,11 @@ class MLflowTracker(callbacks.Callback):
 
 
 class WandbTracker(callbacks.Callback):
-  """Writes a run to Weights & Biases: its settings, and the metrics of each round with the round's number as the step.
+  """Writes a run to Weights & Biases: its settings, and the metrics of each round.
 
-  Offline by default: into a folder `wandb`, which `wandb sync` uploads. A run that resumes has the same id, so that its parts are one
-  run after the upload; of rounds that were done twice, W&B keeps the first.
+  Offline by default: into a folder `wandb`, which `wandb sync` uploads. A run that resumes has the
+  same id, so that its parts are one run after the upload; of rounds that were done twice, W&B keeps
+  the first.
   """
 
   def __init__(

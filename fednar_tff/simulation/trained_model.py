@@ -50,7 +50,7 @@ class TrainedModel:
 
   @property
   def input_spec(self) -> Any:
-    """What it takes: a batch of raw examples, images as they are stored or text, see `tasks.RawInput`."""
+    """What the model takes: a batch of raw examples, images or text; see `tasks.RawInput`."""
     return self.task.raw_input.spec
 
   def __call__(self, raw: Any) -> tf.Tensor:
@@ -66,14 +66,16 @@ def load_model(
 ) -> TrainedModel:
   """Returns the model that a run has saved.
 
-  The task is created again, with its data, from what the run has noted in `task.json`; a task of your own has to be
-  registered before. A run of another process may go on meanwhile. Of a run that was interrupted (Ctrl-C), the model is
-  that of the server's state, also where the algorithm evaluates another one (FedExP's mean of two).
+  The task is created again, with its data, from what the run has noted in `task.json`; a task of
+  your own has to be registered before. A run of another process may go on meanwhile. Of a run that
+  was interrupted (Ctrl-C), the model is that of the server's state, also where the algorithm
+  evaluates another one (FedExP's mean of two).
 
   Args:
     directory: The `output_dir` of the run.
     round_num: After how many rounds; the latest checkpoint unless given. The last three are kept.
-    task: The task of the run, if it was not made by `create_task`, or by an earlier version of this package.
+    task: The task of the run, if it was not made by `create_task`, or by an earlier version of this
+      package.
 
   Raises:
     RunDirectoryError: If there is no run, or it has no such checkpoint, or none that fits the task.
@@ -143,8 +145,8 @@ def _save_keras(model, path):
   keras_model_fn = getattr(model.task, 'keras_model_fn', None)
   if keras_model_fn is None:
     raise ValueError(
-      f'Task {model.task.name} has no form of stock Keras layers (`keras_model_fn` of `build_task`); '
-      'other formats are npz and saved_model.'
+      f'Task {model.task.name} has no form of stock Keras layers (`keras_model_fn` of '
+      '`build_task`); other formats are npz and saved_model.'
     )
   if importlib.util.find_spec('h5py') is None:
     raise ValueError('Format keras needs a package that is missing: pip install h5py.')
@@ -178,9 +180,10 @@ def export_model(model: TrainedModel, path: str | pathlib.Path, format: str) -> 
   Args:
     model: From `load_model`.
     path: Where to; nothing may be there. It is there whole afterwards, or not at all.
-    format: 'npz' are the weights by name, for NumPy. 'keras' is a file for `tf.keras.models.load_model`, of stock layers
-      only. 'saved_model' is a folder for `tf.saved_model.load`, a callable that takes raw images or text and returns logits.
-      The last two need only TensorFlow.
+    format: 'npz' are the weights by name, for NumPy. 'keras' is a file for
+      `tf.keras.models.load_model`, of stock layers only. 'saved_model' is a folder for
+      `tf.saved_model.load`, a callable that takes raw images or text and returns logits. The last
+      two need only TensorFlow.
 
   Raises:
     RunDirectoryError: If something is at `path`, or it cannot be written.
@@ -188,7 +191,7 @@ def export_model(model: TrainedModel, path: str | pathlib.Path, format: str) -> 
   """
   path = pathlib.Path(path)
   if format not in _FORMATS:
-    raise ValueError(f'Unknown format {format!r}, choose one of: {", ".join(_FORMATS)}.')
+    raise ValueError(f'`format` must be one of {", ".join(_FORMATS)}, found {format!r}.')
   if os.path.lexists(path):
     raise storage.RunDirectoryError(f'{path} exists already; choose another place.')
   save, suffix = _FORMATS[format]

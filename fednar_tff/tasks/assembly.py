@@ -6,14 +6,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fednar_tff.tasks import models, task
+from fednar_tff.tasks import models, step_seeds, task, task_builder
 from fednar_tff.tasks import partition as partition_lib
 
 
 def choose(kind: str, name: str, choices: dict[str, Any]) -> Any:
   """Returns `choices[name]`, or raises a ValueError that lists the choices."""
   if name not in choices:
-    raise ValueError(f'Unknown {kind} {name!r}, choose one of: {", ".join(choices)}.')
+    argument, *more = kind.split(' ', 1)
+    label = ' '.join([f'`{argument}`', *more])
+    raise ValueError(f'{label} must be one of {", ".join(choices)}, found {name!r}.')
   return choices[name]
 
 
@@ -38,7 +40,7 @@ def make_partition(
   )
   if kind == 'iid':
     if alpha is not None:
-      raise ValueError(f'alpha has no meaning in an iid partition, found alpha={alpha}.')
+      raise ValueError(f'`alpha` must be None in an iid partition, found {alpha}.')
     return builder(labels, num_clients, seed=seed)
   return builder(labels, num_clients, default_alpha if alpha is None else alpha, seed=seed)
 
@@ -46,7 +48,7 @@ def make_partition(
 def check_dropout(dropout: float) -> None:
   """Raises a `ValueError` if a share of dropped values is out of range."""
   if not 0 <= dropout < 1:
-    raise ValueError(f'dropout must be at least 0 and less than 1, found {dropout}.')
+    raise ValueError(f'`dropout` must be at least 0 and less than 1, found {dropout}.')
 
 
 def assemble(
@@ -59,6 +61,7 @@ def assemble(
   seed: int,
   model_seed: int,
   train_client_spec: Any,
+  precision: str,
   needs_seed: bool = False,
   raw_input: task.RawInput | None = None,
   keras_model_fn: Any = None,
@@ -70,9 +73,9 @@ def assemble(
 
   input_spec = tf.nest.map_structure(spec_of, train)
   if needs_seed:
-    input_spec['x'][task.SEED_KEY] = tf.TensorSpec([2], tf.int32)
-  model_fn, functional_model_fn = models.build_model_fns(network, input_spec, model_seed)
-  return task.build_task(
+    input_spec['x'][step_seeds.SEED_KEY] = tf.TensorSpec([2], tf.int32)
+  model_fn, functional_model_fn = models.build_model_fns(network, input_spec, model_seed, precision)
+  return task_builder.build_task(
     name,
     train=train,
     test=test,
@@ -83,4 +86,5 @@ def assemble(
     keras_model_fn=keras_model_fn,
     train_client_spec=train_client_spec,
     seed=seed,
+    precision=precision,
   )

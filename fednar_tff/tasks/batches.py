@@ -10,7 +10,8 @@ import json
 
 import numpy as np
 
-# Of one client's round: 128 MB of row numbers, and five times that for a moment while they are made.
+# Of one client's round: 128 MB of row numbers, and five times that for a moment while they are
+# made.
 _MAX_POSITIONS = 2**25
 
 
@@ -33,12 +34,12 @@ def check_size(
     The number of epochs, begun ones too, and of batches.
 
   Raises:
-    ValueError: If not exactly one of `local_steps` and `local_epochs` is given, a number is not positive, or the round is too
-      large to hold in memory.
+    ValueError: If not exactly one of `local_steps` and `local_epochs` is given, a number is not
+      positive, or the round is too large to hold in memory.
   """
   if (local_steps is None) == (local_epochs is None):
     raise ValueError(
-      'Give exactly one of local_steps and local_epochs, '
+      'Exactly one of `local_steps` and `local_epochs` must be given, '
       f'found local_steps={local_steps} and local_epochs={local_epochs}.'
     )
   for name, value in [
@@ -48,7 +49,7 @@ def check_size(
     ('local_epochs', local_epochs),
   ]:
     if value is not None and value < 1:
-      raise ValueError(f'{name} must be at least 1, found {value}.')
+      raise ValueError(f'`{name}` must be at least 1, found {value}.')
   columns = min(batch_size, num_examples)
   steps_per_epoch = -(-num_examples // columns)
   # An epoch always fits, so that no data set is too large.
@@ -61,7 +62,8 @@ def check_size(
     local_steps = local_epochs * steps_per_epoch
   if found > limit:
     raise ValueError(
-      f'{name} must be at most {limit} for batches of {columns} of the {num_examples} examples of a client, found {found}.'
+      f'`{name}` must be at most {limit} for batches of {columns} '
+      f'of the {num_examples} examples of a client, found {found}.'
     )
   return local_epochs, local_steps
 
@@ -109,15 +111,16 @@ def make_index(
 
   Args:
     num_examples: How many examples the client holds.
-    client_id: The client's name.
+    client_id: As in `Task.packed_client`, and so are all that follow.
     round_num: The round, from 0.
     batch_size: Examples per batch.
-    local_steps: The number of batches; this or `local_epochs`.
-    local_epochs: The number of epochs; this or `local_steps`.
+    local_steps: How many batches, or None.
+    local_epochs: How many epochs, or None.
     seed: The run's seed for batches.
 
   Returns:
-    An int32 array `[steps, batch_size]`, or narrower if the client has fewer examples; -1 fills up short batches.
+    An int32 array `[steps, batch_size]`, or narrower if the client has fewer examples; -1 fills up
+    short batches.
 
   Raises:
     ValueError: See `check_size`.

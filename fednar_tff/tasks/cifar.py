@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from fednar_tff.tasks import assembly, keras_models, models, sources, task
+from fednar_tff.tasks import assembly, keras_models, models, sources, step_seeds, task
 from fednar_tff.tasks import partition as partition_lib
 
 _SIDE, _PADDING = 32, 4
@@ -35,6 +35,7 @@ def build_cifar10(
   partition_seed=0,
   model_seed=0,
   train_client_spec=None,
+  precision='float32',
   augmentation='per_image',
   padding='mean',
   pooling=None,
@@ -58,8 +59,9 @@ def build_cifar10(
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
     needs_seed=True,
-    **_outside_of_training('cifar10', model, pooling),
+    **_outside_of_training('cifar10', model, pooling, precision),
   )
 
 
@@ -70,6 +72,7 @@ def build_cifar100(
   data_dir=None,
   model_seed=0,
   train_client_spec=None,
+  precision='float32',
   augmentation='per_image',
   padding='mean',
   pooling=None,
@@ -89,8 +92,9 @@ def build_cifar100(
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
     needs_seed=True,
-    **_outside_of_training('cifar100', model, pooling),
+    **_outside_of_training('cifar100', model, pooling, precision),
   )
 
 
@@ -100,7 +104,7 @@ def _examples(split):
   )
 
 
-def _outside_of_training(name, model, pooling):
+def _outside_of_training(name, model, pooling, precision):
   """Returns what the trained model takes, and its form in Keras."""
   mean, deviation = (255.0 * np.array(s) for s in STATISTICS[name])
   shape = [_SIDE, _SIDE, 3]
@@ -109,7 +113,12 @@ def _outside_of_training(name, model, pooling):
       tf.TensorSpec([None, *shape], tf.uint8), lambda raw: collections.OrderedDict(image=raw)
     ),
     'keras_model_fn': keras_models.of_images(
-      model, shape, offset=mean, scale=deviation, pooling=pooling or 'global'
+      model,
+      shape,
+      offset=mean,
+      scale=deviation,
+      pooling=pooling or 'global',
+      precision=precision,
     ),
   }
 
@@ -127,9 +136,11 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
     },
   )
   if pooling is not None and model != 'resnet18':
-    raise ValueError(f'pooling is a switch of resnet18, found pooling={pooling!r} for {model}.')
+    raise ValueError(
+      f'`pooling` must be None for model {model}, which is not resnet18, found {pooling!r}.'
+    )
   if padding != 'mean' and augmentation == 'none':
-    raise ValueError(f'padding has no meaning without augmentation, found padding={padding!r}.')
+    raise ValueError(f"`padding` must be 'mean' without augmentation, found {padding!r}.")
   augment = assembly.choose(
     'augmentation',
     augmentation,
@@ -146,10 +157,10 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
     images = x['image']
     if training and not pads_with_mean:
       # As floats, which a GPU can gather; it cannot gather bytes.
-      images = augment(tf.cast(images, tf.float32), x[task.SEED_KEY])
+      images = augment(tf.cast(images, tf.float32), x[step_seeds.SEED_KEY])
     images = normalise(images, *STATISTICS[name])
     if training and pads_with_mean:
-      images = augment(images, x[task.SEED_KEY])
+      images = augment(images, x[step_seeds.SEED_KEY])
     return classifier(param, images, training)
 
   return network
@@ -212,7 +223,8 @@ def _draw(shape, seed):
   drawn = tf.random.stateless_uniform(
     shape, seed, minval=0, maxval=2 * _SHIFTS**2, dtype=tf.int32, alg='philox'
   )
-  # Numbers of 64 bits: TensorFlow computes with those of 32 on the host, and would copy the pixels' numbers to a GPU.
+  # Numbers of 64 bits: TensorFlow computes with those of 32 on the host, and would copy the pixels'
+  # numbers to a GPU.
   drawn = tf.cast(drawn, tf.int64)
   top = drawn // (2 * _SHIFTS)
   rest = drawn - top * (2 * _SHIFTS)

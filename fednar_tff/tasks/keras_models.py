@@ -21,18 +21,24 @@ _EPSILON = 1e-5
 _ATTENTION = 'attention'
 
 
-def of_numbers(shape: Sequence[int]) -> KerasModelFn:
-  """Returns the form of `build_mlp` that takes float32 of a shape."""
+def of_numbers(shape: Sequence[int], precision: str = 'float32') -> KerasModelFn:
+  """Returns the form of `build_mlp` that takes float32 of a shape; `precision` as in `of_images`."""
 
   def keras_model_fn(weights):
     inputs = tf.keras.Input(shape)
-    return _finish(inputs, _mlp(inputs, weights), weights)
+    return _finish(inputs, _mlp(inputs, _Weights(weights, precision)), weights)
 
   return keras_model_fn
 
 
 def of_images(
-  model: str, shape: Sequence[int], *, scale: Any, offset: Any = 0.0, pooling: str = 'global'
+  model: str,
+  shape: Sequence[int],
+  *,
+  scale: Any,
+  offset: Any = 0.0,
+  pooling: str = 'global',
+  precision: str = 'float32',
 ) -> KerasModelFn:
   """Returns the form of 'mlp', 'cnn', 'small_cnn' or 'resnet18' that takes uint8 images.
 
@@ -42,6 +48,8 @@ def of_images(
     scale: What the images are divided by: a number, or one for each colour.
     offset: What is subtracted from them before.
     pooling: See `build_resnet18`.
+    precision: The type in which the layers multiply, see `build_model_fns`. Keras rounds their
+      results to it in a few more places, attention's softmax among them.
   """
   builders = {
     'mlp': _mlp,
@@ -54,12 +62,19 @@ def of_images(
   def keras_model_fn(weights):
     inputs = tf.keras.Input(shape, dtype=tf.uint8)
     x = tf.keras.layers.Rescaling((1.0 / scale).tolist(), (-offset / scale).tolist())(inputs)
-    return _finish(inputs, builders[model](x, weights), weights)
+    return _finish(inputs, builders[model](x, _Weights(weights, precision)), weights)
 
   return keras_model_fn
 
 
-def of_codes(positions: int, vocabulary_size: int, *, causal: bool, heads: int = 4) -> KerasModelFn:
+def of_codes(
+  positions: int,
+  vocabulary_size: int,
+  *,
+  causal: bool,
+  heads: int = 4,
+  precision: str = 'float32',
+) -> KerasModelFn:
   """Returns the form of `build_transformer` that takes the codes of characters.
 
   Args:
@@ -67,10 +82,12 @@ def of_codes(positions: int, vocabulary_size: int, *, causal: bool, heads: int =
     vocabulary_size: The number of characters.
     causal: Whether a position attends to none after it.
     heads: The number of attention heads.
+    precision: As in `of_images`.
   """
   layers = tf.keras.layers
 
-  def keras_model_fn(weights):
+  def keras_model_fn(given):
+    weights = _Weights(given, precision)
     width = weights['characters'].shape[1]
     depth = sum(name.endswith(f'/{_ATTENTION}/kernel') for name in weights)
     inputs = tf.keras.Input([positions], dtype=tf.uint8)
@@ -82,14 +99,25 @@ def of_codes(positions: int, vocabulary_size: int, *, causal: bool, heads: int =
     for i in range(depth):
       name, is_last = f'layer{i}', i == depth - 1
       read = layers.Cropping1D((positions - 1, 0))(x) if is_last else x
-      attend = layers.MultiHeadAttention(heads, width // heads, name=f'{name}_{_ATTENTION}')
+      attend = layers.MultiHeadAttention(
+        heads, width // heads, name=f'{name}_{_ATTENTION}', dtype=weights.policy
+      )
       mixed = attend(read, x, use_causal_mask=causal and not is_last)
       x = _layer_norm(layers.Add()([read, mixed]), f'{name}_norm0')
       hidden = _dense(x, weights, f'{name}/hidden', 'relu')
       x = _layer_norm(layers.Add()([x, _dense(hidden, weights, f'{name}/out')]), f'{name}_norm1')
-    return _finish(inputs, _dense(layers.Flatten()(x), weights, 'logits'), weights)
+    return _finish(inputs, _dense(layers.Flatten()(x), weights, 'logits'), given)
 
   return keras_model_fn
+
+
+class _Weights(dict):
+  """The weights by name, and the policy of the layers that multiply."""
+
+  def __init__(self, weights: Weights, precision: str):
+    super().__init__(weights)
+    name = precision if precision == 'float32' else f'mixed_{precision}'
+    self.policy = tf.keras.mixed_precision.Policy(name)
 
 
 def _finish(inputs, outputs, weights):
@@ -98,6 +126,8 @@ def _finish(inputs, outputs, weights):
   Raises:
     ValueError: If the weights are not those of the model.
   """
+  if outputs.dtype != tf.float32:
+    outputs = tf.keras.layers.Activation('linear', dtype='float32', name='float32_logits')(outputs)
   model = tf.keras.Model(inputs, outputs)
   num_assigned = 0
   for layer in model.layers:
@@ -130,7 +160,9 @@ def _attention_weights(layer, weights):
 
 def _dense(x, weights, name, activation=None):
   units = weights[f'{name}/bias'].shape[0]
-  return tf.keras.layers.Dense(units, activation, name=name.replace('/', '_'))(x)
+  return tf.keras.layers.Dense(
+    units, activation, name=name.replace('/', '_'), dtype=weights.policy
+  )(x)
 
 
 def _layer_norm(x, name):
@@ -150,7 +182,7 @@ def _conv(x, weights, name, *, stride=1, padding='same', activation=None):
     x, padding = tf.keras.layers.ZeroPadding2D(size // 2)(x), 'valid'
   return tf.keras.layers.Conv2D(
     filters, size, stride, padding, activation=activation,
-    use_bias=f'{name}/bias' in weights, name=name.replace('/', '_'),
+    use_bias=f'{name}/bias' in weights, name=name.replace('/', '_'), dtype=weights.policy,
   )(x)  # fmt: skip
 
 

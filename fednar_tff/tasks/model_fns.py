@@ -6,6 +6,10 @@ in order: `param(name, shape, bound=0.0, center=0.0)` is the next one, initially
 `like`, the name of an earlier parameter, it starts from the random numbers of that one.
 Networks are traced without AutoGraph, several times faster: a branch on a tensor must be a
 `tf.cond`.
+
+A model's precision is the type in which it multiplies. Weights, and with them gradients, optimizer
+and updates, stay float32, and so do norms, softmax, loss and metrics. `param.compute_dtype` tells
+a network the type; the layers of `layers.py` follow it.
 """
 
 import collections
@@ -18,6 +22,29 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff.tasks import initial_values, layers
+from fednar_tff.tasks import precision as precision_lib
+
+# Half of all float16 numbers are below 1e-4, where gradients are: so they are made larger on their
+# way back through the network, by a power of 2, which rounds nothing, and float32 ones small again.
+_LOSS_SCALE = 1024.0
+
+
+class _Param:
+  """What a network asks for its weights."""
+
+  def __init__(self, next_weight: Callable[..., tf.Tensor], compute_dtype: tf.DType):
+    self._next_weight = next_weight
+    self.compute_dtype = compute_dtype
+
+  def __call__(self, *args, **kwargs):
+    return self._next_weight(*args, **kwargs)
+
+
+def _with_scaled_gradient(x, factor):
+  """Returns `x`; its gradient is multiplied by a factor."""
+  return tf.custom_gradient(lambda x: (tf.identity(x), lambda upstream: upstream * factor))(
+    tf.convert_to_tensor(x)
+  )
 
 
 class _Parameter(NamedTuple):
@@ -48,7 +75,8 @@ class _Parameter(NamedTuple):
 class _Inlined:
   """What TFF takes for a `tf.function`, but which becomes a part of the function that calls it, and is not converted by AutoGraph.
 
-  TFF's model calls it in a function of its own; a second one around it would only be in the way of XLA.
+  TFF's model calls it in a function of its own; a second one around it would only be in the way of
+  XLA.
   """
 
   def __init__(self, fn: Callable[..., Any]):
@@ -60,7 +88,10 @@ class _Inlined:
 
 
 def build_model_fns(
-  network: Callable[..., tf.Tensor], input_spec: Any, seed: int = 0
+  network: Callable[..., tf.Tensor],
+  input_spec: Any,
+  seed: int = 0,
+  precision: str = 'float32',
 ) -> tuple[
   Callable[[], tff.learning.models.VariableModel],
   Callable[[], tff.learning.models.FunctionalModel],
@@ -72,6 +103,11 @@ def build_model_fns(
     input_spec: `OrderedDict(x=..., y=...)` of `tf.TensorSpec`, `y` the integer labels: one for
       each example, or one for each of its positions.
     seed: The seed of the initial weights: the same seed gives the same weights anywhere.
+    precision: 'float32', 'bfloat16' or 'float16': the type of convolutions and products of matrices
+      in the layers of this package. All else is float32. With 'float16', gradients are scaled by
+      1024 on their way through the network and back before anyone sees them; one that overflows
+      there is not finite, so a federated algorithm of this package drops the client in that round
+      and counts it in `num_non_finite_clients`.
 
   Returns:
     Two no-argument functions, returning a `VariableModel` and a `FunctionalModel` that have the
@@ -79,12 +115,22 @@ def build_model_fns(
     `num_examples`). Of an example with labels at several positions, loss and accuracy are means
     over the positions if the network returns logits at all of them, `[batch, positions, classes]`,
     and those of the last position if it returns `[batch, classes]`.
+
+  Raises:
+    ValueError: If the precision is unknown.
   """
-  parameters = _trace_parameters(network, input_spec['x'], seed)
+  precision_lib.check(precision)
+  dtype = precision_lib.PRECISIONS[precision]
+  parameters = _trace_parameters(network, input_spec['x'], seed, dtype)
 
   def predict(weights, x, training):
+    is_scaled = training and precision == 'float16'
+    if is_scaled:
+      weights = [_with_scaled_gradient(w, 1.0 / _LOSS_SCALE) for w in weights]
     remaining = iter(weights)
-    return network(lambda *args, **kwargs: next(remaining), x, training)
+    param = _Param(lambda *args, **kwargs: next(remaining), dtype)
+    logits = tf.cast(network(param, x, training), tf.float32)
+    return _with_scaled_gradient(logits, _LOSS_SCALE) if is_scaled else logits
 
   def model_fn():
     return _ClassifierModel(parameters, predict, input_spec)
@@ -109,7 +155,7 @@ def build_model_fns(
   return model_fn, functional_model_fn
 
 
-def _trace_parameters(network, x_spec, seed):
+def _trace_parameters(network, x_spec, seed, dtype):
   """Finds a network's parameters by running it once on symbolic inputs."""
   parameters = []
 
@@ -120,7 +166,8 @@ def _trace_parameters(network, x_spec, seed):
     parameters.append(_Parameter(name, tuple(shape), bound, center, deviation, key))
     return tf.zeros(shape)
 
-  tf.function(lambda x: network(param, x, False), autograph=False).get_concrete_function(x_spec)
+  traced = tf.function(lambda x: network(_Param(param, dtype), x, False), autograph=False)
+  traced.get_concrete_function(x_spec)
   return tuple(parameters)
 
 
@@ -183,7 +230,13 @@ def _finalized_metrics(state):
 
 
 class _ClassifierModel(tff.learning.models.VariableModel):
-  """A `VariableModel` of a network, with three scalars as its only metric variables."""
+  """A `VariableModel` of a network, with three scalars as its only metric variables.
+
+  Attributes:
+    metrics_are_sums: Says that unfinalized metrics of several batches may be added.
+  """
+
+  metrics_are_sums = True
 
   def __init__(self, parameters, predict, input_spec):
     self._predict = predict

@@ -15,7 +15,7 @@ from fednar_tff.tasks.layers import conv as conv
 from fednar_tff.tasks.layers import dense as dense
 from fednar_tff.tasks.layers import group_norm as group_norm
 from fednar_tff.tasks.layers import layer_norm as layer_norm
-from fednar_tff.tasks.layers import mean_of_map, nothing_dropped
+from fednar_tff.tasks.layers import mean_of_map
 from fednar_tff.tasks.model_fns import build_model_fns as build_model_fns
 from fednar_tff.tasks.transformer import attention as attention
 from fednar_tff.tasks.transformer import build_transformer as build_transformer
@@ -29,18 +29,18 @@ def build_mlp(
   Args:
     num_classes: The number of classes.
     hidden: The widths of the hidden layers.
-    dropout_rate: The share of hidden values dropped in training. If it is positive, the network's input is
-      `x = {'features': ..., 'seed': int32 [2]}`, and dropout draws from the seed.
+    dropout_rate: The share of hidden values dropped in training. If it is positive, the network's
+      input is `x = {'features': ..., 'seed': int32 [2]}`, and dropout draws from the seed.
 
   Returns:
     A network.
   """
 
   def mlp(param, x, training):
-    drop = nothing_dropped
+    seed = None
     if dropout_rate:
       x, seed = x['features'], x['seed']
-      drop = build_dropout(dropout_rate if training else 0.0, seed)
+    drop = build_dropout(dropout_rate if training else 0.0, seed)
     x = tf.reshape(x, [-1, x.shape[1:].num_elements()])
     for i, width in enumerate(hidden):
       x = drop(tf.nn.relu(dense(param, x, width, f'hidden{i}')))
@@ -109,7 +109,7 @@ def build_resnet18(num_classes: int, pooling: str = 'global') -> Callable[..., t
     ValueError: If `pooling` is unknown.
   """
   if pooling not in _POOLINGS:
-    raise ValueError(f'Unknown pooling {pooling!r}, choose one of: {", ".join(_POOLINGS)}.')
+    raise ValueError(f'`pooling` must be one of {", ".join(_POOLINGS)}, found {pooling!r}.')
 
   def block(param, x, filters, stride, name):
     y = conv(param, x, filters, 3, f'{name}/conv0', stride=stride, use_bias=False)

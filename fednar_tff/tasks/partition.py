@@ -32,14 +32,14 @@ class Partition:
   def __attrs_post_init__(self):
     if len(self.client_ids) != len(self.rows) or len(set(self.client_ids)) != len(self.rows):
       raise ValueError(
-        f'client_ids must be {len(self.rows)} different names, one for each entry of rows, '
+        f'`client_ids` must be {len(self.rows)} different names, one for each entry of `rows`, '
         f'found {len(set(self.client_ids))} different among {len(self.client_ids)}.'
       )
     held = np.sort(np.concatenate(self.rows))
     if np.any(held[1:] == held[:-1]):
-      raise ValueError('rows must be disjoint: an example is held by two clients.')
+      raise ValueError('`rows` must be disjoint, found an example that two clients hold.')
     if held.size and (held[0] < 0 or held[-1] >= len(self.labels)):
-      raise ValueError(f'rows must be in [0, {len(self.labels)}), found {held[0]} to {held[-1]}.')
+      raise ValueError(f'`rows` must be in [0, {len(self.labels)}), found {held[0]} to {held[-1]}.')
 
   @property
   def hash(self) -> str:
@@ -124,16 +124,13 @@ def build_dirichlet_unequal(labels, num_clients: int, alpha: float, *, seed: int
   the client that holds the most.
 
   Args:
-    labels: The class of each example, integers from 0.
-    num_clients: The number of clients.
+    labels: As in `build_dirichlet`.
+    num_clients: As in `build_dirichlet`.
     alpha: The concentration: small means few clients per class.
-    seed: The seed of this split.
-
-  Returns:
-    A `Partition`.
+    seed: As in `build_dirichlet`.
 
   Raises:
-    ValueError: If there are more clients than examples, or an argument is out of range.
+    ValueError: As from `build_dirichlet`.
   """
   labels, stock = _checked_labels(labels, num_clients)
   _check_alpha(alpha)
@@ -187,7 +184,7 @@ def build_natural(labels, client_ids: Sequence[str]) -> Partition:
   client_ids = np.asarray(client_ids, dtype=str)
   if client_ids.shape != labels.shape:
     raise ValueError(
-      f'client_ids must name one client for each of {labels.size} examples, '
+      f'`client_ids` must name one client for each of {labels.size} examples, '
       f'found {client_ids.size}.'
     )
   names, owner = np.unique(client_ids, return_inverse=True)
@@ -205,17 +202,17 @@ def _checked_labels(labels, num_clients):
   """Returns `labels` as an array and the number of examples of each class."""
   labels = np.asarray(labels)
   if num_clients < 1:
-    raise ValueError(f'num_clients must be at least 1, found {num_clients}.')
+    raise ValueError(f'`num_clients` must be at least 1, found {num_clients}.')
   if num_clients > len(labels):
     raise ValueError(
-      f'num_clients must be at most the number of examples, {len(labels)}, found {num_clients}.'
+      f'`num_clients` must be at most the number of examples, {len(labels)}, found {num_clients}.'
     )
   return labels, np.bincount(labels)
 
 
 def _check_alpha(alpha):
   if not (np.isfinite(alpha) and alpha > 0):
-    raise ValueError(f'alpha must be positive and finite, found {alpha}.')
+    raise ValueError(f'`alpha` must be positive and finite, found {alpha}.')
 
 
 def _equal_sizes(num_examples, num_clients):

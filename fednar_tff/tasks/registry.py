@@ -51,7 +51,7 @@ def register_task(name: str, builder: Callable[..., task.Task]) -> None:
     ValueError: If the name is taken.
   """
   if name in _BUILDERS:
-    raise ValueError(f'name must be a new one, found {name!r}; taken: {", ".join(task_names())}.')
+    raise ValueError(f'`name` must be a new one, found {name!r}; taken: {", ".join(task_names())}.')
   _BUILDERS[name] = builder
 
 
@@ -67,6 +67,7 @@ def create_task(
   partition_seed: int | None = None,
   model_seed: int | None = None,
   train_client_spec: tff.simulation.baselines.ClientSpec | None = None,
+  precision: str | None = None,
   validation_share: float | None = None,
   **options: Any,
 ) -> task.Task:
@@ -86,6 +87,8 @@ def create_task(
     partition_seed: The seed of the partition.
     model_seed: The seed of the initial weights.
     train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`, for stock pipelines.
+    precision: 'float32', 'bfloat16' or 'float16', the type in which the model multiplies; weights,
+      optimizer, norms, softmax, loss and metrics are float32 in any case. See `build_model_fns`.
     validation_share: The share of each client's training examples that becomes the test set, in
       place of the real one; see `Task.with_validation`. 0 is the default.
     **options: Switches of single tasks and models, and whatever a registered task takes. For CIFAR
@@ -111,6 +114,7 @@ def create_task(
     partition_seed=partition_seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
   )
   given = {key: value for key, value in given.items() if value is not None}
   taken = task_arguments(name)
@@ -140,5 +144,5 @@ def create_task(
 
 def _builder(name):
   if name not in _BUILDERS:
-    raise ValueError(f'Unknown task {name!r}, known are: {", ".join(task_names())}.')
+    raise ValueError(f'`name` must be one of {", ".join(task_names())}, found {name!r}.')
   return _BUILDERS[name]

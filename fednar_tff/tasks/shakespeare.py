@@ -31,6 +31,7 @@ def build_shakespeare(
   partition_seed=0,
   model_seed=0,
   train_client_spec=None,
+  precision='float32',
   crop_windows=True,
   text='tff',
   dropout=0.1,
@@ -94,6 +95,7 @@ def build_shakespeare(
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
     needs_seed=True,
     raw_input=task.RawInput(
       tf.TensorSpec([None], tf.string),
@@ -101,7 +103,9 @@ def build_shakespeare(
         tokens=encode_last_window(_leaf_text_in_graph(raw) if text == 'leaf' else raw)
       ),
     ),
-    keras_model_fn=keras_models.of_codes(WINDOW, VOCABULARY_SIZE, causal=prediction == 'every'),
+    keras_model_fn=keras_models.of_codes(
+      WINDOW, VOCABULARY_SIZE, causal=prediction == 'every', precision=precision
+    ),
   )
 
 
@@ -111,7 +115,9 @@ def encode(text: bytes) -> np.ndarray:
 
 
 def encode_last_window(texts: tf.Tensor) -> tf.Tensor:
-  """Returns the codes of the last `WINDOW` characters of each text; a shorter one has spaces before it.
+  """Returns the codes of the last `WINDOW` characters of each text.
+
+  A shorter text has spaces before it.
 
   Args:
     texts: Strings `[batch]`.
@@ -148,7 +154,7 @@ def _choose_roles(codes, num_clients, seed):
   )
   if not 1 <= num_clients <= len(eligible):
     raise ValueError(
-      f'num_clients must be between 1 and {len(eligible)}, the number of roles with enough text, '
+      f'`num_clients` must be between 1 and {len(eligible)}, the number of roles with enough text, '
       f'found {num_clients}.'
     )
   return sorted(eligible, key=lambda role: _digest(f'role/{seed}/{role}'))[:num_clients]

@@ -23,6 +23,7 @@ def build_digits(
   partition_seed=0,
   model_seed=0,
   train_client_spec=None,
+  precision='float32',
 ):
   """Builds the digits task: 8x8 grey images of ten digits; alpha is 1.0 by default."""
   network = assembly.choose(
@@ -47,11 +48,14 @@ def build_digits(
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
     raw_input=task.RawInput(
       tf.TensorSpec([None, *x.shape[1:]], tf.uint8),
       lambda raw: tf.cast(raw, tf.float32) / _DIGITS_LEVELS,
     ),
-    keras_model_fn=keras_models.of_images(model, x.shape[1:], scale=_DIGITS_LEVELS),
+    keras_model_fn=keras_models.of_images(
+      model, x.shape[1:], scale=_DIGITS_LEVELS, precision=precision
+    ),
   )
 
 
@@ -65,9 +69,10 @@ def build_synthetic(
   partition_seed=0,
   model_seed=0,
   train_client_spec=None,
+  precision='float32',
   dropout=0.0,
 ):
-  """Builds the synthetic task: four clouds of points in eight dimensions; alpha is 1.0 by default."""
+  """Builds the synthetic task: four clouds of points in eight dimensions, alpha 1.0."""
   assembly.check_dropout(dropout)
   network = assembly.choose('model of task synthetic', model, {'mlp': models.build_mlp})
   generator = np.random.RandomState(0)
@@ -90,10 +95,11 @@ def build_synthetic(
     seed=seed,
     model_seed=model_seed,
     train_client_spec=train_client_spec,
+    precision=precision,
     needs_seed=bool(dropout),
     raw_input=task.RawInput(
       tf.TensorSpec([None, _SYNTHETIC_FEATURES]),
       lambda raw: collections.OrderedDict(features=raw) if dropout else raw,
     ),
-    keras_model_fn=keras_models.of_numbers([_SYNTHETIC_FEATURES]),
+    keras_model_fn=keras_models.of_numbers([_SYNTHETIC_FEATURES], precision),
   )

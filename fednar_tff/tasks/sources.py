@@ -1,6 +1,8 @@
 """Reading the data sets of tfds and TFF: once per process, whole, and checked."""
 
+import contextlib
 import functools
+import logging
 import os
 import pathlib
 import shlex
@@ -106,7 +108,8 @@ def check(name: str, data_dir: str | None = None) -> DataStatus:
     try:
       import tensorflow_datasets as tfds
 
-      builder = tfds.builder(name, data_dir=folder)
+      with _no_warnings():
+        builder = tfds.builder(name, data_dir=folder)
       if builder.is_prepared():
         return DataStatus(path, True, None)
       # Reading the addresses imports all that tfds needs for a download.
@@ -154,7 +157,7 @@ def _database_path(name, folder):
 
 
 def _is_prepared_in_part(path):
-  """Whether a folder of tfds holds data; a download that failed leaves empty folders and unfinished ones."""
+  """Returns whether a folder of tfds holds data: a download that failed leaves folders, too."""
   files = (file.relative_to(path) for file in pathlib.Path(path).rglob('*') if file.is_file())
   return any(not any('.incomplete' in part for part in file.parts) for file in files)
 
@@ -166,14 +169,31 @@ def _reason(error):
   return _one_line(error)
 
 
+@contextlib.contextmanager
+def _no_warnings():
+  """Keeps tfds from telling that there is no data, which is what is being found out."""
+  logger = logging.getLogger('absl')
+  level = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
+
+
 def _check_connection(name, folder):
-  """Raises a `ConnectionError` if the server of a data set of tfds cannot be reached, which tfds itself tries for minutes."""
+  """Raises a `ConnectionError` if the server of a data set of tfds cannot be reached.
+
+  tfds itself would try for minutes.
+  """
   import tensorflow_datasets as tfds
 
   downloads = pathlib.Path(folder, 'downloads')
   if urllib.request.getproxies() or any(path.is_file() for path in downloads.rglob('*')):
     return  # Others connect, or the archive may be there already.
-  for url in tfds.builder(name, data_dir=folder).url_infos:
+  with _no_warnings():
+    builder = tfds.builder(name, data_dir=folder)
+  for url in builder.url_infos:
     parts = urllib.parse.urlsplit(url)
     port = parts.port or (80 if parts.scheme == 'http' else 443)
     try:
@@ -190,7 +210,8 @@ def _load_tfds(name, folder):
   path = os.path.join(folder, name)
   is_damaged = _is_prepared_in_part(path)
   try:
-    load(download=False)
+    with _no_warnings():
+      load(download=False)
   except Exception as first:  # tfds raises many kinds, also AssertionError.
     try:
       _check_connection(name, folder)
@@ -221,7 +242,7 @@ def _load_tfds(name, folder):
 def _load_tff(name, folder):
   module = getattr(tff.simulation.datasets, name)
   path = _database_path(name, folder)
-  was_there = os.path.exists(path)
+  was_there, had_folder = os.path.exists(path), os.path.exists(folder)
   if was_there:
     _check_database(path)
   try:
@@ -229,6 +250,9 @@ def _load_tff(name, folder):
   except Exception as e:
     if not was_there and os.path.exists(path):
       os.remove(path)  # A download that broke off would pass for the whole next time.
+    if not had_folder:
+      with contextlib.suppress(OSError):  # It was never made, or something else is in it.
+        os.rmdir(folder)
     raise DataError(_cannot_fetch(name, folder, f'missing: looked for {path}', e)) from e
   if not was_there:
     _check_database(path)

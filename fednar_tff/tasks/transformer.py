@@ -9,35 +9,50 @@ import tensorflow as tf
 from fednar_tff.tasks import layers as layers_lib
 
 
-def attention(param, queries, x, name, *, heads, dropout_fn, causal, initialization):
+def attention(param, queries, x, name, *, heads, dropout, causal, initialization):
   """Multi-head attention of `queries` to positions of `x`, both `[batch, positions, width]`.
 
   The queries are the last positions of `x`. If `causal`, each attends to itself and to those before
   it, otherwise to all.
   """
-  width = x.shape[-1]
+  width, dtype = x.shape[-1], layers_lib.compute_dtype(param)
   kernel = param(f'{name}/kernel', [width, 3 * width], bound=initialization.projection_bound(width))
   bias = param(f'{name}/bias', [3 * width])
+  # The scores are to be divided by the root of a head's width, and the shares that dropout keeps
+  # to be scaled up: both here, where the numbers are fewest.
+  factors = np.repeat([(width // heads) ** -0.5, 1.0, dropout.scale], width).astype(np.float32)
+  kernel, bias = (tf.cast(p * factors, dtype) for p in (kernel, bias))
 
-  kernels, biases = tf.split(kernel, 3, axis=1), tf.split(bias, 3)
-  # The scores are to be divided by the root of a head's width.
-  kernels[0], biases[0] = (p * (width // heads) ** -0.5 for p in (kernels[0], biases[0]))
+  def project(source, parts):
+    """Returns those of queries, keys and values, each `[batch, heads, positions, ...]`."""
+    num_parts = parts.stop - parts.start
+    of_parts = kernel, bias
+    if num_parts < 3:
+      columns = slice(parts.start * width, parts.stop * width)
+      of_parts = kernel[:, columns], bias[columns]
+    projected = layers_lib.affine(tf.cast(source, dtype), *of_parts)
+    apart = tf.reshape(projected, [-1, source.shape[1], num_parts, heads, width // heads])
+    return tf.unstack(tf.transpose(apart, [2, 0, 3, 1, 4]))
 
-  def project(source, part):
-    projected = layers_lib.affine(source, kernels[part], biases[part])
-    by_head = tf.reshape(projected, [-1, source.shape[1], heads, width // heads])
-    return tf.transpose(by_head, [0, 2, 1, 3])
-
-  query = project(queries, 0)
-  scores = layers_lib.batch_matmul(query, project(x, 1), transpose_b=True)
+  if queries is x:
+    query, key, value = project(x, slice(0, 3))
+  else:
+    (query,), (key, value) = project(queries, slice(0, 1)), project(x, slice(1, 3))
+  scores = layers_lib.batch_matmul(query, key, transpose_b=True)
   num_queries, num_keys = queries.shape[1], x.shape[1]
   if causal and num_queries > 1:  # The last position alone sees all.
     visible = np.tri(num_queries, num_keys, num_keys - num_queries, dtype=bool)
-    scores += np.where(visible, 0.0, -np.inf).astype(np.float32)
-  mixed = layers_lib.batch_matmul(dropout_fn(tf.nn.softmax(scores)), project(x, 2))
+    scores = tf.cast(scores, tf.float32) + np.where(visible, 0.0, -np.inf).astype(np.float32)
+  mixed = layers_lib.batch_matmul(dropout.softmax(scores, dtype), value)
   joined = tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, num_queries, width])
   return layers_lib.dense(
-    param, joined, width, f'{name}/out', zero_bias=initialization.has_zero_attention_bias
+    param,
+    joined,
+    width,
+    f'{name}/out',
+    zero_bias=initialization.has_zero_attention_bias,
+    factor=dropout.scale,
+    bias_factor=dropout.scale,
   )
 
 
@@ -67,6 +82,10 @@ _INITIALIZATIONS = {
   ),
 }
 _PREDICTIONS = ('last', 'every')
+
+
+def _residual(x, y):
+  return layers_lib.add(x, tf.cast(y, x.dtype))
 
 
 def build_transformer(
@@ -121,14 +140,18 @@ def build_transformer(
   def transformer(param, x, training):
     tokens, seed = x['tokens'], x['seed']
     every = training and prediction == 'every'
-    drop = layers_lib.build_dropout(dropout_rate if training else 0.0, seed)
+    # What the dropout after a product is to be scaled by stands in the product's weights.
+    dropout = layers_lib.build_dropout(dropout_rate if training else 0.0, seed)
 
     def param_of_layer(i):
       if i == 0 or not identical_layers:
         return param
-      return lambda name, shape, **kwargs: param(
-        name, shape, like=name.replace(f'layer{i}/', 'layer0/', 1), **kwargs
-      )
+
+      def param_like_first(name, shape, **kwargs):
+        return param(name, shape, like=name.replace(f'layer{i}/', 'layer0/', 1), **kwargs)
+
+      param_like_first.compute_dtype = layers_lib.compute_dtype(param)
+      return param_like_first
 
     # A product with one-hot rows, not a lookup: its gradient is a dense tensor on every path.
     table = param('characters', [vocabulary_size, width], **initial.characters)
@@ -137,7 +160,7 @@ def build_transformer(
     characters = tf.linalg.matmul(one_hot, table * width**0.5)
     x = tf.reshape(characters, [-1, tokens.shape[1], width]) + positions
     if input_dropout:
-      x = drop(x)
+      x = dropout(x)
     for i in range(layers):
       name, own = f'layer{i}', param_of_layer(i)
       read = x[:, -1:] if i == layers - 1 and not every else x
@@ -147,17 +170,16 @@ def build_transformer(
         x,
         f'{name}/attention',
         heads=heads,
-        dropout_fn=drop,
+        dropout=dropout,
         causal=prediction == 'every',
         initialization=initial,
       )
-      x = layers_lib.layer_norm(own, layers_lib.add(read, drop(mixed)), f'{name}/norm0')
-      y = drop(tf.nn.relu(layers_lib.dense(own, x, hidden, f'{name}/hidden')))
-      x = layers_lib.layer_norm(
-        own,
-        layers_lib.add(x, drop(layers_lib.dense(own, y, width, f'{name}/out'))),
-        f'{name}/norm1',
+      x = layers_lib.layer_norm(own, _residual(read, dropout.keep(mixed)), f'{name}/norm0')
+      y = dropout.keep_positive(layers_lib.dense(own, x, hidden, f'{name}/hidden'))
+      y = layers_lib.dense(
+        own, y, width, f'{name}/out', factor=dropout.scale**2, bias_factor=dropout.scale
       )
+      x = layers_lib.layer_norm(own, _residual(x, dropout.keep(y)), f'{name}/norm1')
     return layers_lib.dense(param, x if every else x[:, -1], vocabulary_size, 'logits')
 
   return transformer

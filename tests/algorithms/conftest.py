@@ -1,8 +1,6 @@
 """A small problem that the tests share: four clients, a model of two leaves, a NumPy oracle."""
 
 import collections
-import importlib.util
-import pathlib
 
 import numpy as np
 import pytest
@@ -97,20 +95,9 @@ def problem():
   return Problem()
 
 
-@pytest.fixture(scope='session')
-def reference():
-  """The module `numpy_reference`."""
-  spec = importlib.util.spec_from_file_location(
-    'algorithms_numpy_reference', pathlib.Path(__file__).with_name('numpy_reference.py')
-  )
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
 def _take_round(process, state, client_states, clients, data):
   """Runs one round of any process; the states of its clients, if they have any, are put into `client_states`."""
-  if not isinstance(process, algorithms.ScaffoldProcess):
+  if not algorithms.has_client_states(process):
     return process.next(state, data)
   states = [client_states.get(i, process.initial_client_state()) for i in clients]
   state, states, metrics = process.next(state, states, data)

@@ -5,6 +5,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers
+from tests.algorithms import numpy_reference
 
 ROUNDS = ([0, 1], [1, 2], [2, 0, 3], [3, 1])
 BOUND = 0.6
@@ -40,7 +41,7 @@ def weight_decay_fn(round_num):
 
 
 @pytest.fixture
-def check(problem, reference, run_beside_numpy):
+def check(problem, run_beside_numpy):
   """Compares weights and metrics after each round; returns the reference's metrics."""
 
   def run(name, rule, weighting=UNIFORM, loop=algorithms.PACKED, model=None):
@@ -54,7 +55,7 @@ def check(problem, reference, run_beside_numpy):
       loop_implementation=loop,
       **arguments,
     )
-    server = reference.Server(ref_name, problem.initial, problem.clients, **ref_options)
+    server = numpy_reference.Server(ref_name, problem.initial, problem.clients, **ref_options)
 
     def numpy_round(t, clients, data):
       del data

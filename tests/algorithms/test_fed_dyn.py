@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers
 from fednar_tff.algorithms import fed_dyn
+from tests.algorithms import numpy_reference
 
 LEARNING_RATES = (0.4, 0.32, 0.256, 0.2048)
 PARTICIPANTS = ([0, 2], [1], [3, 1, 0], [2, 3])
@@ -20,8 +21,8 @@ BUILDERS = {'nar': optimizers.build_nar, 'clip': optimizers.build_clipped_sgd}
 class Oracle:
   """Algorithm 1 of the paper, with its gradients as they are there: `theta` is the model."""
 
-  def __init__(self, reference, problem):
-    self.clients = [reference.Client(batches) for batches in problem.clients]
+  def __init__(self, problem):
+    self.clients = [numpy_reference.Client(batches) for batches in problem.clients]
     self.theta = [np.array(v, np.float64) for v in problem.initial]
     self.h = [np.zeros_like(v) for v in self.theta]
     self.gradients = [[np.zeros_like(v) for v in self.theta] for _ in range(NUM_CLIENTS)]
@@ -50,9 +51,7 @@ class Oracle:
   'loop', [tff.learning.LoopImplementation.DATASET_ITERATOR, algorithms.PACKED]
 )
 @pytest.mark.parametrize('rule', BUILDERS)
-def test_equals_numpy_over_rounds_with_partial_participation(
-  problem, reference, run_rounds, rule, loop
-):
+def test_equals_numpy_over_rounds_with_partial_participation(problem, run_rounds, rule, loop):
   weight_decay, bound = 0.3, 0.6
   process = fed_dyn.build_fed_dyn(
     problem.functional_model(),
@@ -66,7 +65,7 @@ def test_equals_numpy_over_rounds_with_partial_participation(
     process, PARTICIPANTS, lambda clients: problem.datasets(clients, loop)
   )
 
-  oracle = Oracle(reference, problem)
+  oracle = Oracle(problem)
   for clients, lr in zip(PARTICIPANTS, LEARNING_RATES):
     oracle.round(clients, rule, lr, weight_decay, bound)
   for actual, expected in (

@@ -93,7 +93,7 @@ def test_leaves_that_are_joined_for_a_gpu_take_the_same_steps(
     monkeypatch.setattr(local_training, '_has_gpu', lambda has_gpu=has_gpu: has_gpu)
     process = build(problem.functional_model(), name=name, loop=PACKED, **arguments)
     state, data = process.initialize(), problem.datasets(ALL_CLIENTS, PACKED)
-    if name in ('scaffold', 'fed_dyn'):
+    if algorithms.has_client_states(process):
       clients = [process.initial_client_state() for _ in data]
       for _ in range(2):
         state, clients, _ = process.next(state, clients, data)
@@ -241,7 +241,9 @@ def test_optimizer_without_hparams_cannot_be_scheduled_or_used_by_scaffold():
   model = scalar_model(lambda output, label: tf.reduce_mean(output * label))
   with pytest.raises(ValueError, match='`learning_rate_fn` needs .* found one with'):
     build(model, _SignDescent(), learning_rate_fn=lambda t: 0.1)
-  with pytest.raises(ValueError, match='SCAFFOLD needs'):
+  with pytest.raises(
+    ValueError, match='`client_optimizer_fn` must have the hparam `learning_rate`'
+  ):
     build(model, _SignDescent(), name='scaffold', num_clients=1)
 
 
@@ -318,7 +320,7 @@ def test_client_that_is_not_finite_contributes_nothing(problem, name):
       data = problem.datasets(clients)
       if with_bad_client:
         data.insert(1, problem.bad_client())
-      if hasattr(process, 'initial_client_state'):
+      if algorithms.has_client_states(process):
         control = [process.initial_client_state() for _ in data]
         state, control, metrics = process.next(state, control, data)
         if with_bad_client:

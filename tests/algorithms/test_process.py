@@ -6,6 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers
+from tests.algorithms import numpy_reference
 
 ARGUMENTS = {
   'fed_avg': {},
@@ -87,14 +88,14 @@ def test_metrics_aggregator_is_given_all_metrics(problem, kind):
   assert len(metrics['client_work']['train']['mse']) == 2
 
 
-def test_federated_and_centralised_evaluation_agree(problem, reference, run_rounds):
+def test_federated_and_centralised_evaluation_agree(problem, run_rounds):
   process = algorithms.build_fed_avg(problem.variable_model, client_optimizer_fn=nar())
   state, _, _ = run_rounds(process, [[0, 1], [2, 3]], problem.datasets)
   weights = process.get_model_weights(state)
   evaluation = tff.learning.algorithms.build_fed_eval(problem.variable_model)
   evaluation_state = evaluation.set_model_weights(evaluation.initialize(), weights)
   _, metrics = evaluation.next(evaluation_state, problem.datasets([0, 1, 2, 3]))
-  errors = reference.squared_errors(weights.trainable, (problem.x, problem.y))
+  errors = numpy_reference.squared_errors(weights.trainable, (problem.x, problem.y))
   measured = metrics['client_work']['eval']['current_round_metrics']
   np.testing.assert_allclose(measured['mse'], np.mean(errors), rtol=1e-5)
 
@@ -116,7 +117,7 @@ def test_registry_has_all_algorithms():
 
 def test_registry_lists_the_known_names():
   known = 'fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm, fed_dyn, centralized'
-  with pytest.raises(ValueError, match=f"Unknown algorithm 'fedavg'; known are {known}"):
+  with pytest.raises(ValueError, match=f"`name` must be one of {known}, found 'fedavg'"):
     algorithms.get_builder('fedavg')
 
 

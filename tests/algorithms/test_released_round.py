@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers, tasks
+from tests.algorithms import numpy_reference
 
 ROUNDS = ([0, 1], [1, 2], [2, 0, 3], [3, 1], [0, 2], [3, 2, 1])
 SIZES = (8, 11, 3, 6)
@@ -100,11 +101,9 @@ def test_rounds_are_what_they_are_to_be(unequal_task):
 
 @pytest.mark.parametrize('rule', OPTIMIZERS)
 @pytest.mark.parametrize('name', CASES)
-def test_agrees_with_the_released_round(
-  problem, reference, unequal_task, run_beside_numpy, name, rule
-):
+def test_agrees_with_the_released_round(problem, unequal_task, run_beside_numpy, name, rule):
   arguments, options = CASES[name]
-  server = reference.Server(
+  server = numpy_reference.Server(
     name, problem.initial, [[]] * 4, data_sizes=SIZES, released=True, **options
   )
 

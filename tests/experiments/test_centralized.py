@@ -9,7 +9,7 @@ from experiments.reading import runs as runs_lib
 from experiments.running import building
 from fednar_tff import runtime, tasks
 from tests.experiments.run_files import write_run
-from tests.simulation.test_client_evaluation import nar_steps
+from tests.simulation import numpy_reference
 
 
 @pytest.fixture(autouse=True, scope='module')
@@ -38,7 +38,7 @@ def test_a_round_is_steps_of_the_optimizer_on_all_data():
   state = process.initialize()
   before = [np.asarray(w) for w in process.get_model_weights(state).trainable]
   after = process.get_model_weights(process.next(state, [data]).state).trainable
-  for found, expected in zip(after, nar_steps(before, x, y, index, 0.2, 0.05, 0.5)):
+  for found, expected in zip(after, numpy_reference.nar_steps(before, x, y, index, 0.2, 0.05, 0.5)):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 

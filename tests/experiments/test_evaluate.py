@@ -8,7 +8,7 @@ import pytest
 
 from experiments.reading import evaluations
 from fednar_tff import simulation
-from tests.experiments.test_settings import call
+from tests.experiments.command import call
 
 RUN = [
   '--task=synthetic', '--num_clients=12', '--clients_per_round=3', '--local_steps=3', '--batch_size=10', '--learning_rate=0.1',

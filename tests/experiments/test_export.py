@@ -10,7 +10,7 @@ from sklearn import datasets
 
 from experiments import export
 from fednar_tff import simulation
-from tests.experiments.test_settings import call
+from tests.experiments.command import call
 
 RUN = [
   '--task=digits', '--num_clients=5', '--clients_per_round=3', '--learning_rate=0.1', '--max_norm=1', '--total_rounds=4',

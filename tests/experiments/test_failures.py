@@ -1,10 +1,11 @@
 """Runs that diverge or fail say so: a line, an exit status, a mark that no report overlooks."""
 
 import json
+import re
 
 import pytest
 
-from tests.experiments.test_settings import call
+from tests.experiments.command import call
 
 # With a weight decay of 5 and a learning rate of 1, the weights grow by the factor 4 in a step.
 DIVERGING = [
@@ -32,10 +33,9 @@ def test_diverged_run_ends_with_a_status_a_line_and_a_mark(tmp_path):
   assert result.returncode == 3
   *warnings, line = result.stderr.strip().splitlines()
   assert line.startswith(f'train: {path}: The run has diverged: in 5 rounds in a row')
-  assert 'learning rate' in line
-  assert sum('no client' in w.lower() for w in warnings) == 1, (
-    result.stderr
-  )  # Once, not in every round.
+  assert 'learning rate' in line and line.endswith('; --stop_on_divergence=0 goes on.')
+  (warning,) = warnings  # Once, not in every round.
+  assert warning.startswith('train: WARNING: Round 2: no client had a finite update, '), warning
   found = json.loads((path / 'result.json').read_text())
   assert found['diverged'] is True and found['rounds'] < 30
   header, *rows = (path / 'metrics.csv').read_text().splitlines()
@@ -51,6 +51,8 @@ def test_run_without_a_finite_client_at_its_end_has_diverged(tmp_path):
   result = call(*arguments, f'--output_dir={tmp_path / "run"}')
   assert result.returncode == 3, result.stderr
   assert json.loads((tmp_path / 'run' / 'result.json').read_text())['diverged'] is True
+  again = call(*arguments, f'--output_dir={tmp_path / "run"}')
+  assert again.returncode == 3 and again.stderr == result.stderr.splitlines(keepends=True)[-1]
 
 
 def test_sweep_goes_on_after_a_cell_that_diverged(swept):
@@ -67,6 +69,48 @@ def test_report_marks_what_diverged(swept):
   assert result.returncode == 0, result.stderr
   diverged = [line for line in result.stdout.splitlines() if 'diverged (1)' in line]
   assert len(diverged) == 1
+
+
+SMALL = [
+  '--task=synthetic', '--num_clients=4', '--clients_per_round=2', '--local_steps=1', '--total_rounds=1',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('name', ['config', 'result'])
+def test_full_disk_is_one_line_also_beside_the_rounds(name, tmp_path):
+  path = tmp_path / 'run'
+  path.mkdir()
+  (path / f'{name}.json_temp').symlink_to('/dev/full')
+  result = call(*SMALL, f'--output_dir={path}')
+  assert result.returncode == 1
+  assert result.stderr == (
+    f'train: Cannot write to {path}: the disk is full. '
+    'What was saved before is whole; start again to resume.\n'
+  )
+  (path / f'{name}.json_temp').unlink()
+  assert call(*SMALL, f'--output_dir={path}').returncode == 0
+
+
+def test_result_that_cannot_be_read_is_made_anew_and_quiet_is_quiet(tmp_path):
+  path = tmp_path / 'run'
+  first = call(*SMALL, f'--output_dir={path}')
+  assert first.returncode == 0, first.stderr
+  result = (path / 'result.json').read_text()
+  (path / 'result.json').write_text('{"rounds')
+  for _ in range(2):  # The second time, it is finished.
+    again = call(*SMALL, '--quiet', f'--output_dir={path}')
+    assert (again.returncode, again.stdout, again.stderr) == (0, '', '')
+    assert (path / 'result.json').read_text() == result
+
+
+def test_run_says_what_a_batch_is_if_it_is_more_than_a_client_holds(tmp_path):
+  result = call(*SMALL, '--batch_size=100000000', f'--output_dir={tmp_path / "run"}')
+  assert result.returncode == 0, result.stderr
+  assert re.search(
+    r'1 step of 100,000,000 examples \(a batch is all that a client holds, at most \d{1,3}\)',
+    result.stdout,
+  ), result.stdout
+  assert 'all that a client holds' not in call(*SMALL, f'--output_dir={tmp_path / "b"}').stdout
 
 
 def test_failure_inside_a_client_is_one_line_with_client_and_operation(tmp_path):

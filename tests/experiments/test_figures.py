@@ -1,6 +1,7 @@
 """Figures of runs that were written by hand: what is drawn, and that a person can read it."""
 
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from experiments.definition import catalogue, presets
-from experiments.reading import drawing, figures, grouping, runs
+from experiments.reading import drawing, evaluations, figures, grouping, runs
 from tests.experiments.run_files import write_run
 
 DECAYS = (0.0001, 0.001, 0.01, 0.05, 0.1)
@@ -149,6 +150,43 @@ def test_rounds_without_a_metric_are_left_out(tmp_path):
   assert plot(tmp_path, 'clipping') and plot(tmp_path, 'curves')
 
 
+def test_what_was_measured_once_is_seen(tmp_path, monkeypatch):
+  path = write_run(tmp_path, [0.5])
+  pages = []
+  monkeypatch.setattr(drawing, 'save', lambda saved, _: pages.extend(saved))
+  figures.plot_run(runs.read_run(path), tmp_path / 'curves.png')
+  for page in [*pages, *plot(tmp_path, 'curves'), *plot(tmp_path, 'clipping')]:
+    for axes in page.axes:
+      assert all(line.get_marker() == '.' for line in axes.get_lines()), axes.get_ylabel()
+
+
+def test_a_round_without_a_step_has_no_share_that_was_clipped(tmp_path):
+  path = write_run(tmp_path, [0.5, 0.6, 0.7])
+  text = (path / 'metrics.csv').read_text()
+  (path / 'metrics.csv').write_text(text.replace(',6,200,', ',0,0,'))
+  assert runs.read_run(path).series('clipped_steps') == ([1, 3], [3.0, 9.0])
+
+
+def test_a_run_that_diverged_does_not_flatten_the_others(tmp_path):
+  write_run(tmp_path, [0.5, 0.6, 0.7])
+  path = write_run(tmp_path, [0.1, 0.1], total_rounds=3, client_optimizer='clip', diverged=True)
+  text = (path / 'metrics.csv').read_text()
+  (path / 'metrics.csv').write_text(text.replace(',12\n', ',1e20\n'))
+  (page,) = plot(tmp_path, 'clipping')
+  norms = page.axes[1]
+  assert 13 < norms.get_ylim()[1] < 20
+  (cross,) = (line for line in norms.get_lines() if line.get_marker() == 'x')
+  assert 13 < cross.get_ydata()[0] < norms.get_ylim()[1]
+
+
+def test_a_run_that_diverged_before_its_first_evaluation_has_a_cross(tmp_path):
+  write_run(tmp_path, [None, None], total_rounds=3, diverged=True)
+  (page,) = plot(tmp_path, 'curves')
+  (cross,) = (line for line in page.axes[0].get_lines() if line.get_marker() == 'x')
+  assert cross.get_xdata() == [2]
+  assert [text.get_text() for text in page.legends[0].get_texts()] == ['NAR']
+
+
 def test_runs_that_are_not_finished_make_no_figure(tmp_path):
   write_run(tmp_path, [0.5], total_rounds=2)
   assert [plot(tmp_path, name) for name in figures.FIGURES] == [[], [], [], []]
@@ -199,8 +237,24 @@ def test_no_text_lies_over_another(tmp_path, name):
       assert not box.overlaps(axes.get_tightbbox()) and axes.get_title() != 'all'
 
 
-def test_rounds_are_whole_numbers(tmp_path):
-  write_run(tmp_path, [0.1, 0.2, 0.3])
+def test_legend_of_an_evaluation_covers_no_client():
+  spread = types.SimpleNamespace(mean=0.9)
+  found = evaluations.Evaluation(
+    'A title', 50, {}, [f'client {i}' for i in range(20)], [9] * 20, np.linspace(0.8, 1, 20), spread, spread,
+    np.eye(10), types.SimpleNamespace(before=np.ones(20), after=np.ones(20)), 10,
+  )  # fmt: skip
+  page = evaluations.plot(found)
+  assert not overlapping_texts(page)
+  assert not any(axes.get_legend() for axes in page.axes)
+  assert [text.get_text() for text in page.legends[0].get_texts()] == ['mean', 'worst tenth']
+  box = page.legends[0].get_window_extent()
+  assert not any(box.overlaps(axes.get_tightbbox()) for axes in page.axes)
+  assert page.axes[0].get_title() == 'accuracy by client'
+
+
+@pytest.mark.parametrize('accuracies', [[0.1, 0.2, 0.3], [None, None, 0.3]], ids=['three', 'one'])
+def test_rounds_are_whole_numbers(tmp_path, accuracies):
+  write_run(tmp_path, accuracies)
   (page,) = plot(tmp_path, 'curves')
   ticks = page.axes[0].get_xticks()
   np.testing.assert_array_equal(ticks, np.round(ticks))

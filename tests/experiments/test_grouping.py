@@ -9,8 +9,8 @@ import pytest
 from experiments.definition import identity
 from experiments.definition import settings as settings_lib
 from experiments.reading import grouping, runs, tables
+from tests.experiments.other_values import another_value
 from tests.experiments.run_files import SETTINGS, write_run
-from tests.experiments.test_identity import another_value
 
 # Together they have every setting that changes results.
 BASES = [

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from tests.experiments.command import call
 from tests.experiments.run_files import write_run
-from tests.experiments.test_settings import call
 
 DIGITS = {'task': 'digits', 'model': 'mlp', 'alpha': 0.3}
 

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.definition import catalogue, identity, settings
+from tests.experiments.other_values import another_value
 
 # For each choice a base that differs only there, so that every setting means something in one of them.
 BASES = [
@@ -22,22 +23,6 @@ BASES = [
     ('step', {'decay_rounds': 8}),
   )
 ]
-
-
-def another_value(name, resolved):
-  """Returns a value of a setting that is allowed, and not the one that it has."""
-  setting, value = settings.BY_NAME[name], resolved[name]
-  if name == 'task':
-    return next(task for task in catalogue.TASKS if task != value)
-  if name == 'model':
-    return next((m for m in catalogue.TASKS[resolved['task']].models if m != value), None)
-  if isinstance(setting.kind, tuple):
-    return next(choice for choice in setting.kind if choice != value)
-  if setting.kind is bool:
-    return not value
-  if setting.kind is str:
-    return 'other'
-  return 0.5 * value if value else 0.25 if setting.kind is float else 3
 
 
 def test_every_setting_that_changes_results_makes_another_cell_and_no_other_does():

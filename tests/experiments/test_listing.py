@@ -5,8 +5,8 @@ import fcntl
 import pytest
 
 from experiments.reading import listing, runs
+from tests.experiments.command import call
 from tests.experiments.run_files import write_run
-from tests.experiments.test_settings import call
 
 
 def table_of(folder):

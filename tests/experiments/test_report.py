@@ -11,8 +11,8 @@ from PIL import Image
 
 from experiments.definition import presets
 from experiments.reading import grouping, runs, tables
+from tests.experiments.command import ROOT, call
 from tests.experiments.run_files import SETTINGS, write_run
-from tests.experiments.test_settings import ROOT, call
 
 
 def experiments_in(folder):

@@ -13,12 +13,7 @@ import time
 import pytest
 
 from experiments.definition import parsing
-from tests.experiments.test_settings import ROOT, call
-
-SMALL = [
-  '--task=synthetic', '--num_clients=6', '--clients_per_round=3', '--local_steps=2', '--batch_size=10', '--learning_rate=0.1',
-  '--weight_decay=0.01', '--max_norm=0.5', '--rounds_per_evaluation=5', '--rounds_per_checkpoint=4',
-]  # fmt: skip
+from tests.experiments.command import ROOT, SMALL, call
 
 
 def start(*arguments):
@@ -66,9 +61,8 @@ def assert_killed_run_ends_like_an_uninterrupted_one(arguments, tmp_path, num_ki
   kill_at_random_moments(arguments, killed, num_kills, total_rounds, random.Random(0))
   result = call(*arguments, f'--output_dir={killed}')
   assert result.returncode == 0, result.stderr
-  assert (killed / 'result.json').read_text() == (
-    whole / 'result.json'
-  ).read_text()  # It has the weights' hash.
+  # It has the weights' hash.
+  assert (killed / 'result.json').read_text() == (whole / 'result.json').read_text()
   assert (killed / 'metrics.csv').read_bytes() == (whole / 'metrics.csv').read_bytes()
   if '--algorithm=scaffold' in arguments:
     assert latest_client_states(killed) == latest_client_states(whole)
@@ -153,6 +147,10 @@ def files_of(path):
     ('{"settings": {"ta', 'config.json is damaged (JSONDecodeError: '),
     ('{"environment": {}}', "config.json is damaged (KeyError: 'settings'). Choose another"),
     ('[]', 'config.json is damaged (TypeError: '),
+    (
+      json.dumps({'settings': parsing.parse(SMALL)}),
+      'config.json is damaged: it has no partition_hash. Choose another',
+    ),
   ],
 )
 def test_damaged_config_is_one_line(damage, message, tmp_path):
@@ -387,7 +385,7 @@ def test_tables_and_figures_by_name(arguments, count, tmp_path):
     (['--table=cifar10', '--algorithms='], '--algorithms=: the cells have fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm.'),
     (['--table=cifar10', '--set=weight_decay'], "--set takes name=value or name=a,b,c, found 'weight_decay'."),
     (['--table=cifar10', '--set=weight_decai=1'], "--set takes a setting of `train`, found 'weight_decai=1'."),
-    (['--table=cifar10', '--set=seed=1'], "--set takes a setting of `train`, found 'seed=1'; --seed is a flag of its own."),
+    (['--table=cifar10', '--set=seed=1'], "--set takes a setting of `train`, found 'seed=1'; --seeds is a flag of its own."),
     (['--table=shakespeare', '--set=weight_decay=-1'], 'paper/shakespeare_fed_avg_clip_wd0.0001_weight_decay-1_seed0: --weight_decay=-1.0 is out of range: it takes a nonnegative number.'),
     (['--table=cifar10', '--output_dir=/dev/null/x'], '--output_dir=/dev/null/x cannot be written: Not a directory.'),
     (['please'], "'please' is not a flag; all arguments are --name=value."),

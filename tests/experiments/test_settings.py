@@ -1,24 +1,8 @@
 """Wrong flags meet one line that says what was given and what is allowed."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def call(*arguments, cwd=ROOT, module='experiments.train'):
-  return subprocess.run(
-    [sys.executable, '-m', module, *arguments],
-    cwd=cwd,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+from tests.experiments.command import call
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from tests.experiments.test_runs import SMALL
-from tests.experiments.test_settings import call
+from tests.experiments.command import SMALL, call
 
 pytestmark = [
   pytest.mark.slow,

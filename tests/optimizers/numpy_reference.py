@@ -1,4 +1,4 @@
-"""The update rules of the README once more, in float64 NumPy on lists of arrays. Imports nothing from the package."""
+"""The update rules of docs/paper.md once more, in float64 NumPy on lists of arrays. Imports nothing from the package."""
 
 import numpy as np
 

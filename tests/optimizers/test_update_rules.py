@@ -97,9 +97,8 @@ def test_steps_equal_the_oracle(name, bound, dtype, tolerance):
   assert statistics.num_steps == 5
   assert statistics.num_clipped_steps == oracle.clipped
   np.testing.assert_allclose(statistics.sum_clipped_norms, oracle.clipped_norms, rtol=1e-6)
-  assert (oracle.clipped > 0) == (
-    bound == SMALL
-  )  # The case really lies on its side of the threshold.
+  # The case really lies on its side of the threshold.
+  assert (oracle.clipped > 0) == (bound == SMALL)
 
 
 def test_co_clip_hands_the_co_clipped_gradient_to_adam():

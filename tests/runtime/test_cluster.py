@@ -8,7 +8,6 @@ import importlib.util
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import psutil
@@ -19,6 +18,7 @@ import tensorflow_federated as tff
 from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
 from fednar_tff.runtime.cluster import context as cluster_context
 from fednar_tff.runtime.cluster import team
+from tests.runtime import cluster_support as support
 
 # Not `importorskip`: Ray is to be imported by the runtime.
 pytestmark = pytest.mark.skipif(
@@ -34,26 +34,11 @@ _ALGORITHMS = {
   'fed_adam': {},
   'fed_avgm': {},
 }
-_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 
 
-@tff.tensorflow.computation(np.float32)
-def _slow_square_root(x):
-  end = tf.while_loop(lambda i: i < 20_000, lambda i: (i + 1,), (0,))[0]
-  return tf.sqrt(x) + tf.cast(0 * end, tf.float32)
-
-
-@tff.federated_computation(_FLOATS)
-def _sum_of_roots(x):
-  return tff.federated_sum(tff.federated_map(_slow_square_root, x))
-
-
-@tff.federated_computation(_FLOATS)
+@tff.federated_computation(support.FLOATS)
 def _roots(x):
-  return tff.federated_map(_slow_square_root, x)
-
-
-_NUMBERS = [np.float32(x) for x in range(1, 25)]
+  return tff.federated_map(support.slow_square_root, x)
 
 
 @pytest.fixture(scope='module')
@@ -64,17 +49,6 @@ def cluster():
 @pytest.fixture(scope='module')
 def task():
   return tasks.create_task('synthetic', num_clients=6)
-
-
-def worker_pids(context):
-  return [worker['process'] for worker in context._team.descriptions]
-
-
-def wait_for_workers(context, number):
-  deadline = time.monotonic() + 120
-  while context.describe()['num_workers'] < number and time.monotonic() < deadline:
-    context.invoke(_sum_of_roots, _NUMBERS[:2])
-  assert context.describe()['num_workers'] == number
 
 
 @pytest.mark.parametrize(
@@ -138,20 +112,22 @@ def _values(run):
 
 
 def test_the_result_does_not_depend_on_who_is_faster(cluster):
-  expected = cluster.invoke(_sum_of_roots, _NUMBERS)
-  slow = psutil.Process(worker_pids(cluster)[0])
+  expected = cluster.invoke(support.sum_of_roots, support.NUMBERS)
+  slow = psutil.Process(support.worker_pids(cluster)[0])
   slow.suspend()
   threading.Timer(1.0, slow.resume).start()
-  assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
-  np.testing.assert_allclose(expected, np.sum(np.sqrt(_NUMBERS)), rtol=1e-6)
+  assert cluster.invoke(support.sum_of_roots, support.NUMBERS) == expected
+  np.testing.assert_allclose(expected, np.sum(np.sqrt(support.NUMBERS)), rtol=1e-6)
   assert cluster.describe()['lost_workers'] == 0
 
 
 def test_values_of_clients_come_back_in_client_order(cluster):
-  slow = psutil.Process(worker_pids(cluster)[0])
+  slow = psutil.Process(support.worker_pids(cluster)[0])
   slow.suspend()
   threading.Timer(1.0, slow.resume).start()
-  np.testing.assert_allclose(cluster.invoke(_roots, _NUMBERS), np.sqrt(_NUMBERS), rtol=1e-6)
+  np.testing.assert_allclose(
+    cluster.invoke(_roots, support.NUMBERS), np.sqrt(support.NUMBERS), rtol=1e-6
+  )
 
 
 def test_a_client_that_fails_is_named(cluster):
@@ -160,14 +136,14 @@ def test_a_client_that_fails_is_named(cluster):
     with tf.control_dependencies([tf.debugging.assert_less(x, 20.0)]):
       return tf.identity(x)
 
-  @tff.federated_computation(_FLOATS)
+  @tff.federated_computation(support.FLOATS)
   def run(x):
     return tff.federated_sum(tff.federated_map(check, x))
 
   with pytest.raises(runtime.ClientError, match='^Client 19 failed') as error:
-    cluster.invoke(run, _NUMBERS[:20])
+    cluster.invoke(run, support.NUMBERS[:20])
   assert error.value.client_index == 19 and '\n' not in str(error.value)
-  assert cluster.invoke(run, _NUMBERS[:3]) == 6  # The workers go on.
+  assert cluster.invoke(run, support.NUMBERS[:3]) == 6  # The workers go on.
 
 
 def test_a_round_sends_weights_updates_and_indices_only(cluster):
@@ -217,37 +193,37 @@ def test_a_dataset_that_is_given_again_is_not_sent_again(cluster):
 
 
 def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(cluster):
-  expected = cluster.invoke(_sum_of_roots, _NUMBERS)
-  victim = psutil.Process(worker_pids(cluster)[0])
+  expected = cluster.invoke(support.sum_of_roots, support.NUMBERS)
+  victim = psutil.Process(support.worker_pids(cluster)[0])
   victim.suspend()  # So that it surely has a piece when it dies.
   threading.Timer(0.5, victim.kill).start()
-  assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
+  assert cluster.invoke(support.sum_of_roots, support.NUMBERS) == expected
   assert cluster.describe()['lost_workers'] == 1
-  wait_for_workers(cluster, 2)
-  assert victim.pid not in worker_pids(cluster)
-  assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
+  support.wait_for_workers(cluster, 2)
+  assert victim.pid not in support.worker_pids(cluster)
+  assert cluster.invoke(support.sum_of_roots, support.NUMBERS) == expected
 
 
 def test_a_worker_that_hangs_counts_as_dead_after_a_stated_time(cluster, monkeypatch):
-  expected = cluster.invoke(_sum_of_roots, _NUMBERS)
+  expected = cluster.invoke(support.sum_of_roots, support.NUMBERS)
   monkeypatch.setattr(cluster._team, '_seconds_until_lost', 6.0)
   lost = cluster.describe()['lost_workers']
-  psutil.Process(worker_pids(cluster)[1]).suspend()
-  assert cluster.invoke(_sum_of_roots, _NUMBERS) == expected
+  psutil.Process(support.worker_pids(cluster)[1]).suspend()
+  assert cluster.invoke(support.sum_of_roots, support.NUMBERS) == expected
   assert cluster.describe()['lost_workers'] == lost + 1
   monkeypatch.undo()
-  wait_for_workers(cluster, 2)
+  support.wait_for_workers(cluster, 2)
 
 
 def test_no_worker_left_is_one_clear_error(cluster, monkeypatch):
   monkeypatch.setattr(team, '_SECONDS_TO_START', 0.2)
-  for pid in worker_pids(cluster):
+  for pid in support.worker_pids(cluster):
     os.kill(pid, signal.SIGKILL)
   with pytest.raises(runtime.WorkerLostError, match='No worker is left: all 2 are lost') as error:
-    cluster.invoke(_sum_of_roots, _NUMBERS)
+    cluster.invoke(support.sum_of_roots, support.NUMBERS)
   assert '\n' not in str(error.value)
   monkeypatch.undo()
-  wait_for_workers(cluster, 2)
+  support.wait_for_workers(cluster, 2)
 
 
 def test_ray_listens_on_loopback_only(cluster):

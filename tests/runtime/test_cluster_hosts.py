@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from fednar_tff.runtime.workers import launcher
+
 pytestmark = [
   pytest.mark.slow,
   pytest.mark.skipif(importlib.util.find_spec('ray') is None, reason='needs the extra [cluster]'),
@@ -36,8 +38,8 @@ process = algorithms.build_fed_avg(
 def train(context, say):
   with tff.framework.get_context_stack().install(context):
     state = process.initialize()
-    for i in range(30):
-      data = [task.packed_client(c, i, batch_size=20, local_steps=200, seed=0)
+    for i in range(12):
+      data = [task.packed_client(c, i, batch_size=20, local_steps=50, seed=0)
               for c in task.partition.client_ids]
       state = process.next(state, data).state
       if say:
@@ -91,7 +93,7 @@ class _Node:
   def __init__(self, host, folder, *arguments):
     # As hosts have their own disks, the second one has its own files at the place of the first's.
     own_disk = f'mount -t tmpfs none {folder} && ' if host else ''
-    self.process = subprocess.Popen(
+    self.process = launcher.start_supervised(
       ['ip', 'netns', 'exec', _NAMES[host], 'sh', '-c', own_disk + 'exec "$@"', 'sh',
        sys.executable, '-m', 'ray.scripts.scripts', 'start', '--block',
        f'--node-ip-address={_ADDRESSES[host]}', '--num-cpus=1', '--disable-usage-stats',
@@ -100,7 +102,6 @@ class _Node:
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
-      start_new_session=True,
     )  # fmt: skip
     said = []
     for line in self.process.stdout:
@@ -119,8 +120,7 @@ class _Node:
         os.kill(int(pid), 9)
       except ProcessLookupError:
         pass
-    self.process.kill()
-    self.process.wait()
+    launcher.end(self.process)
     self.process.stdout.close()
 
 

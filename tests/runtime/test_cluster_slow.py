@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers, runtime, tasks
-from tests.runtime import test_cluster
+from tests.runtime import cluster_support as support
 
 # Not `importorskip`: Ray is to be imported by the runtime.
 pytestmark = [
@@ -56,8 +56,8 @@ def test_200_rounds_with_a_worker_killed_every_20_lose_nothing(cluster):
 
   def kill(round_num):
     if round_num % 20 == 10:
-      test_cluster.wait_for_workers(cluster, 2)
-      victim = psutil.Process(test_cluster.worker_pids(cluster)[round_num // 20 % 2])
+      support.wait_for_workers(cluster, 2)
+      victim = psutil.Process(support.worker_pids(cluster)[round_num // 20 % 2])
       victim.suspend()  # So that it has a piece when it dies.
       threading.Timer(0.1, victim.kill).start()
 

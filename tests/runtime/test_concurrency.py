@@ -164,7 +164,7 @@ def test_algorithms_give_the_bits_of_one_thread(name):
 
   def run_round():
     arguments = [process.initialize(), clients]
-    if hasattr(process, 'initial_client_state'):
+    if algorithms.has_client_states(process):
       arguments.insert(1, [process.initial_client_state()] * _NUM_CLIENTS)
     return tf.nest.flatten(process.next(*arguments))
 

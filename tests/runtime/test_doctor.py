@@ -3,6 +3,7 @@
 import pytest
 
 from fednar_tff import doctor
+from fednar_tff.tasks import precision
 
 
 def test_a_runtime_that_works_is_reported_with_its_devices():
@@ -35,3 +36,31 @@ def test_the_diagnosis_is_in_words(devices, broken, expected):
   works = {name: name not in broken for name in ('in_process', 'native', 'remote', 'cluster')}
   assert expected in ' '.join(doctor.diagnose(devices, works))
   assert ('All runtimes work.' in doctor.diagnose(devices, works)) == (not broken)
+
+
+@pytest.mark.parametrize(
+  ('ratio', 'is_slow', 'advice'),
+  [
+    (0.5, False, 'worth choosing'),
+    (1.0, False, 'float32 is not slower'),
+    (2.5, True, 'choose float32'),
+  ],
+)
+def test_the_speed_of_bfloat16_is_in_words(monkeypatch, ratio, is_slow, advice):
+  monkeypatch.setattr(precision, 'relative_time', lambda _: ratio)
+  assert precision.is_slow('bfloat16') == is_slow
+  line = precision.describe_speed('bfloat16')
+  assert f'{ratio:.2f} x the time of float32' in line and advice in line
+  assert not precision.is_slow('float32')
+
+
+def test_the_speed_of_bfloat16_is_measured():
+  assert 0.1 < precision.relative_time('bfloat16') < 1000
+  # The same type twice: what is measured is a ratio of times of equal work.
+  assert 0.2 < precision.relative_time('float32') < 5
+
+
+def test_the_report_has_a_line_on_bfloat16(monkeypatch, capsys):
+  monkeypatch.setattr(doctor, 'check_runtime', lambda name: (True, 'tried'))
+  assert doctor.main([]) == 0
+  assert 'Precision: bfloat16: a product of matrices takes' in capsys.readouterr().out

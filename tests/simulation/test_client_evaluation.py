@@ -7,6 +7,7 @@ import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
 from fednar_tff.tasks import batches
+from tests.simulation import numpy_reference
 
 
 @pytest.fixture(autouse=True, scope='module')
@@ -24,13 +25,6 @@ def random_weights(task, scale=0.5):
   )
 
 
-def forward(leaves, x):
-  """The mlp in NumPy: the hidden layer and the logits."""
-  w0, b0, w1, b1 = leaves
-  hidden = np.maximum(x.reshape(len(x), -1) @ w0 + b0, 0)
-  return hidden, hidden @ w1 + b1
-
-
 def examples_of(task, client_id):
   """A client's examples, from the data set that TFF's pipelines see."""
   dataset = task.datasets.train_data.create_tf_dataset_for_client(client_id)
@@ -46,7 +40,7 @@ def test_accuracy_by_client_is_a_count(name):
   expected = []
   for client_id in task.partition.client_ids:
     x, y = examples_of(task, client_id)
-    expected.append(np.mean(forward(weights.trainable, x)[1].argmax(-1) == y))
+    expected.append(np.mean(numpy_reference.forward(weights.trainable, x)[1].argmax(-1) == y))
   np.testing.assert_allclose(found, expected, rtol=1e-12)
   assert len(set(found)) > 3
 
@@ -61,7 +55,9 @@ def test_confusion_and_accuracy_of_the_test_set_agree(name):
   found = simulation.confusion_matrix(labels, guesses, classes)
   expected = np.zeros([classes, classes], int)
   for batch in test.as_numpy_iterator():
-    for label, guess in zip(batch['y'], forward(weights.trainable, batch['x'])[1].argmax(-1)):
+    for label, guess in zip(
+      batch['y'], numpy_reference.forward(weights.trainable, batch['x'])[1].argmax(-1)
+    ):
       expected[label, guess] += 1
   np.testing.assert_array_equal(found, expected)
   metrics = simulation.build_evaluation(task.model_fn, test)(weights)
@@ -82,24 +78,6 @@ def test_summary_by_hand():
   assert simulation.summarize_clients(accuracies[:10]).worst_tenth == pytest.approx(0.1)
 
 
-def nar_steps(leaves, x, y, index, rate, decay, bound):
-  """NAR on the mlp's mean cross-entropy, in NumPy."""
-  leaves = [leaf.astype(np.float64) for leaf in leaves]
-  for rows in index:
-    own_x, own_y = x[rows[rows >= 0]], y[rows[rows >= 0]]
-    hidden, logits = forward(leaves, own_x)
-    p = np.exp(logits - logits.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    p[np.arange(len(own_y)), own_y] -= 1
-    p /= len(own_y)
-    back = (p @ leaves[2].T) * (hidden > 0)
-    gradient = [own_x.T @ back, back.sum(0), hidden.T @ p, p.sum(0)]
-    joint = [g + decay * w for g, w in zip(gradient, leaves)]
-    factor = min(1, bound / np.sqrt(sum(np.sum(j**2) for j in joint)))
-    leaves = [w - rate * factor * j for w, j in zip(leaves, joint)]
-  return leaves
-
-
 def test_personalization_is_local_steps_of_the_optimizer():
   task = tasks.create_task('synthetic', num_clients=8, alpha=0.3, partition='dirichlet_unequal')
   weights = random_weights(task)
@@ -115,9 +93,11 @@ def test_personalization_is_local_steps_of_the_optimizer():
     order = np.random.default_rng([3, index]).permutation(len(x))
     held, kept = order[: max(1, len(x) // 5)], np.sort(order[max(1, len(x) // 5) :])
     plan = batches.make_index(len(kept), client_id, 0, batch_size=6, local_steps=7, seed=3)
-    own = nar_steps(weights.trainable, x[kept], y[kept], plan, 0.3, 0.05, 1.0)
-    before.append(np.mean(forward(weights.trainable, x[held])[1].argmax(-1) == y[held]))
-    after.append(np.mean(forward(own, x[held])[1].argmax(-1) == y[held]))
+    own = numpy_reference.nar_steps(weights.trainable, x[kept], y[kept], plan, 0.3, 0.05, 1.0)
+    before.append(
+      np.mean(numpy_reference.forward(weights.trainable, x[held])[1].argmax(-1) == y[held])
+    )
+    after.append(np.mean(numpy_reference.forward(own, x[held])[1].argmax(-1) == y[held]))
     sizes.append(len(held))
     ids.append(client_id)
   assert found.client_ids == tuple(ids)
@@ -145,7 +125,7 @@ def test_a_run_writes_the_summary_in_its_rounds(tmp_path):
   accuracies = []
   for client_id in task.partition.client_ids:
     x, y = examples_of(task, client_id)
-    accuracies.append(np.mean(forward(leaves, x)[1].argmax(-1) == y))
+    accuracies.append(np.mean(numpy_reference.forward(leaves, x)[1].argmax(-1) == y))
   assert rows[-1]['client_accuracy_mean'] == pytest.approx(np.mean(accuracies), abs=1e-6)
   assert rows[-1]['client_accuracy_deviation'] == pytest.approx(np.std(accuracies), abs=1e-6)
   worst = np.mean(np.sort(accuracies)[:2])

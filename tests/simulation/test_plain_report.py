@@ -66,3 +66,9 @@ def test_a_line_tells_the_whole_story(lines_of):
 def test_what_there_is_nothing_to_measure_on_is_a_dash(lines_of):
   (line,) = lines_of(1, 1, {'train_loss': None, 'clipped_steps': 0, 'total_steps': 0})
   assert 'train loss        -' in line and 'clipped    -' in line
+
+
+def test_loss_of_a_run_that_diverges_stays_in_its_column(lines_of):
+  (line,) = lines_of(1, 1, {'train_loss': 1.04e21, 'clipped_steps': 0, 'total_steps': 0})
+  (usual,) = lines_of(1, 1, {'train_loss': 1.25, 'clipped_steps': 0, 'total_steps': 0})
+  assert 'train loss 1.04e+21, test loss' in line and len(line) == len(usual)

@@ -406,7 +406,7 @@ def test_a_disk_that_is_full_for_client_states_is_a_clear_error(
 
 
 def test_a_round_that_fits_no_memory_is_refused_at_once(task, processes):
-  with pytest.raises(ValueError, match='local_steps must be at most [0-9]+ .*found 100000000'):
+  with pytest.raises(ValueError, match='`local_steps` must be at most [0-9]+ .*found 100000000'):
     start(task, processes['fed_avg'], local_steps=100_000_000)
 
 
@@ -506,3 +506,13 @@ def test_a_directory_that_cannot_be_written_is_named(task, processes, tmp_path):
     simulation.RunDirectoryError, match='Cannot write to .*/file/run: Not a direc'
   ):
     start(task, processes['fed_avg'], tmp_path / 'file' / 'run')
+
+
+@pytest.mark.parametrize('content', ['x\n', 'round_num,loss\nlast,1.0\n'], ids=['names', 'round'])
+def test_damaged_metrics_are_one_line_and_stay_as_they_are(task, processes, tmp_path, content):
+  (tmp_path / 'metrics.csv').write_text(content)
+  for _ in range(2):  # The second time, the directory is not in use.
+    with pytest.raises(simulation.RunDirectoryError, match='metrics.csv is damaged: it must ') as e:
+      start(task, processes['fed_avg'], tmp_path)
+    assert '\n' not in str(e.value)
+  assert (tmp_path / 'metrics.csv').read_text() == content

@@ -15,11 +15,18 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
+from fednar_tff import optimizers, runtime, simulation, tasks
+from tests.simulation.tff_drivers import (
+  CLIENTS,
+  DATA,
+  ROUNDS,
+  build,
+  leaves,
+  saved_state,
+  train_model,
+)
 
 ROOT = pathlib.Path(__file__).parents[2]
-DATA = {'batch_size': 10, 'local_steps': 2, 'seed': 4}
-ROUNDS, CLIENTS = 7, 3
 
 
 @pytest.fixture(autouse=True)
@@ -32,21 +39,6 @@ def _in_process():
 @pytest.fixture(scope='module')
 def task():
   return tasks.create_task('synthetic', num_clients=6)
-
-
-def build(task, algorithm):
-  own = {
-    'fed_avg': {},
-    'scaffold': {'num_clients': 6},
-    'fed_dyn': {'num_clients': 6, 'regularization_strength': 0.1},
-  }
-  return algorithms.get_builder(algorithm)(
-    task.functional_model_fn(),
-    client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
-    learning_rate_fn=algorithms.exponential_decay(0.1, 0.9),
-    loop_implementation=algorithms.PACKED,
-    **own[algorithm],
-  )
 
 
 @pytest.fixture(scope='module')
@@ -65,10 +57,6 @@ def expected(task, processes):
     states = run.client_states
     found[name] = weights, states and {i: leaves(states.get([i])) for i in states.client_ids()}
   return found
-
-
-def leaves(structure):
-  return [np.asarray(leaf) for leaf in tf.nest.flatten(structure)]
 
 
 def assert_close(found, wanted):
@@ -163,34 +151,6 @@ def test_weights_and_hparams_of_a_plain_process_can_be_read_and_set(processes):
   assert changed['client_work']['weight_decay'] == np.float32(0.75)
 
 
-def train_model(process, data_source, context, folder, rounds=ROUNDS, **others):
-  managers = {
-    'program_state_manager': tff.program.FileProgramStateManager(folder / 'states', keep_total=0),
-    'model_output_manager': tff.program.SavedModelFileReleaseManager(folder / 'models'),
-    'train_metrics_manager': tff.program.MemoryReleaseManager(),
-    'evaluation_manager': None,
-    'evaluation_periodicity': 1000,
-    **others,
-  }
-  with tff.framework.get_context_stack().install(tff.program.NativeFederatedContext(context)):
-    asyncio.run(
-      tff.learning.programs.train_model(
-        train_process=process,
-        train_data_source=data_source,
-        train_per_round_clients=CLIENTS,
-        train_total_rounds=rounds,
-        **managers,
-      )
-    )
-  return managers
-
-
-def saved_state(process, data_source, folder, version):
-  manager = tff.program.FileProgramStateManager(folder / 'states')
-  like = tff.learning.programs.ProgramState(process.initialize(), 0, 0, data_source.iterator())
-  return asyncio.run(manager.load(version, like)).state
-
-
 @pytest.mark.parametrize('algorithm', ['fed_avg', 'scaffold'])
 def test_train_model_gives_the_weights_of_run_in_every_round(
   task, processes, expected, algorithm, tmp_path
@@ -243,7 +203,7 @@ import asyncio, json, pathlib, sys
 import tensorflow_federated as tff
 sys.path.insert(0, {root!r})
 from fednar_tff import runtime, simulation, tasks
-from tests.simulation import test_tff_drivers as drivers
+from tests.simulation import tff_drivers as drivers
 
 folder = pathlib.Path(sys.argv[1])
 context = runtime.create_async_in_process_context()
@@ -300,7 +260,7 @@ def test_bad_input_is_one_line(task, processes, tmp_path):
     data_source.selection_fn(7)
   with pytest.raises(ValueError, match='`k`, the number of clients, must be given'):
     data_source.iterator().select()
-  with pytest.raises(ValueError, match='exactly one of local_steps and local_epochs'):
+  with pytest.raises(ValueError, match='Exactly one of `local_steps` and `local_epochs`'):
     simulation.build_data_source(task, process, batch_size=10)
   other = simulation.build_data_source(task, process, **{**DATA, 'batch_size': 5})
   message = 'other data: batch_size 5 there, 10 now. Choose another directory'

@@ -145,7 +145,7 @@ def test_variables_of_one_name_are_told_apart():
 
 def test_export_writes_all_or_nothing(task, finished, tmp_path):
   model = simulation.load_model(finished[1], task=task)
-  with pytest.raises(ValueError, match='choose one of: npz, keras, saved_model'):
+  with pytest.raises(ValueError, match='must be one of npz, keras, saved_model'):
     simulation.export_model(model, tmp_path / 'x.onnx', 'onnx')
   with pytest.raises(ValueError, match='must end in .npz'):
     simulation.export_model(model, tmp_path / 'x.zip', 'npz')

@@ -33,7 +33,9 @@ def test_a_batch_larger_than_the_client_is_all_its_examples_and_takes_no_more_ro
 @pytest.mark.parametrize('name', ['local_steps', 'local_epochs'])
 def test_a_round_that_fits_no_memory_says_what_fits(name, batch_size, monkeypatch):
   monkeypatch.setattr(batches, '_MAX_POSITIONS', 1000)
-  with pytest.raises(ValueError, match=rf'{name} must be at most \d+ .*, found 100000000') as error:
+  with pytest.raises(
+    ValueError, match=rf'`{name}` must be at most \d+ .*, found 100000000'
+  ) as error:
     _index(batch_size=batch_size, **{name: 100_000_000})
   limit = int(re.search(r'at most (\d+)', str(error.value))[1])
   index = _index(batch_size=batch_size, **{name: limit})
@@ -77,12 +79,12 @@ def test_first_example_of_a_round_is_uniform():
 @pytest.mark.parametrize(
   'work, message',
   [
-    ({}, 'exactly one of local_steps and local_epochs'),
+    ({}, 'Exactly one of `local_steps` and `local_epochs`'),
     ({'local_steps': 1, 'local_epochs': 1}, 'local_steps=1 and local_epochs=1'),
-    ({'local_steps': 0}, 'local_steps must be at least 1, found 0'),
-    ({'local_epochs': -1}, 'local_epochs must be at least 1, found -1'),
-    ({'local_epochs': 1, 'batch_size': 0}, 'batch_size must be at least 1, found 0'),
-    ({'local_epochs': 1, 'n': 0}, 'num_examples must be at least 1, found 0'),
+    ({'local_steps': 0}, '`local_steps` must be at least 1, found 0'),
+    ({'local_epochs': -1}, '`local_epochs` must be at least 1, found -1'),
+    ({'local_epochs': 1, 'batch_size': 0}, '`batch_size` must be at least 1, found 0'),
+    ({'local_epochs': 1, 'n': 0}, '`num_examples` must be at least 1, found 0'),
   ],
 )
 def test_bad_arguments_are_named(work, message):

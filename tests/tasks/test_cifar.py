@@ -114,9 +114,9 @@ def test_padded_pixels_are_the_mean_or_black(padding, fake_cifar10, monkeypatch)
 
 
 def test_padding_without_augmentation_is_an_error(fake_cifar10):
-  with pytest.raises(ValueError, match="padding has no meaning .* found padding='black'"):
+  with pytest.raises(ValueError, match="`padding` must be 'mean' .* found 'black'"):
     tasks.create_task('cifar10', num_clients=3, augmentation='none', padding='black')
-  with pytest.raises(ValueError, match="Unknown padding 'white', choose one of: mean, black"):
+  with pytest.raises(ValueError, match="`padding` must be one of mean, black, found 'white'"):
     tasks.create_task('cifar10', num_clients=3, padding='white')
 
 

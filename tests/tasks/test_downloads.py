@@ -6,6 +6,7 @@ import io
 import lzma
 import re
 import shlex
+import socket
 import tarfile
 import threading
 import urllib.error
@@ -226,10 +227,18 @@ def test_help_only_helps_and_unknown_arguments_are_one_line(program, capsys, mon
   assert len(message.splitlines()) == 1 and message.startswith(f'python -m {program.__name__}: ')
 
 
-def test_fetch_without_a_network_is_one_line(tmp_path, storage, capsys):
-  assert fetch.main(['shakespeare', f'--data_dir={tmp_path}']) == 1
+@pytest.mark.parametrize('name', ['shakespeare', 'cifar10'])
+def test_fetch_without_a_network_is_one_line(name, tmp_path, storage, capsys, caplog, monkeypatch):
+  def refuse(*_):
+    raise OSError('no network')
+
+  monkeypatch.setattr(socket, 'create_connection', refuse)
+  folder = tmp_path / 'data'
+  assert fetch.main([name, f'--data_dir={folder}']) == 1
   message = capsys.readouterr().err
   assert len(message.splitlines()) == 1 and 'no network' in message
+  assert not caplog.records, 'tfds warns that there is no data, which is what the line says'
+  assert not folder.exists()
 
 
 def test_cifar10_is_prepared_from_an_archive_that_was_put_there_by_hand(tmp_path):

@@ -24,9 +24,9 @@ def _text_spec(positions, every=False):
   return collections.OrderedDict(x=x, y=y)
 
 
-def _random_model(network, spec, seed=0):
+def _random_model(network, spec, seed=0, precision='float32'):
   """A model all of whose weights are random, also those that start at 0 or 1, and the weights."""
-  model = models.build_model_fns(network, spec)[0]()
+  model = models.build_model_fns(network, spec, precision=precision)[0]()
   generator = np.random.RandomState(seed)
   weights = []
   for variable in model.trainable_variables:
@@ -181,6 +181,34 @@ def test_transformer_equals_numpy(layers, prediction):
   np.testing.assert_allclose(actual, expected[:, -1], atol=1e-4)
   actual = model.predict_on_batch(x, training=True)
   np.testing.assert_allclose(actual, expected if every else expected[:, -1], atol=1e-4)
+
+
+# What rounding to so few bits may do to logits, as a share of the largest: bfloat16 has 8 bits, and
+# float16 has 11.
+HALF_PRECISION_TOLERANCE = {'bfloat16': 0.05, 'float16': 0.01}
+
+
+@pytest.mark.parametrize('precision', HALF_PRECISION_TOLERANCE)
+@pytest.mark.parametrize('model', ['cnn', 'transformer'])
+def test_networks_in_half_precision_equal_numpy(model, precision):
+  tolerance = HALF_PRECISION_TOLERANCE[precision]
+  generator = np.random.RandomState(1)
+  if model == 'cnn':
+    built, weights = _random_model(models.build_cnn(10), _spec([32, 32, 3]), precision=precision)
+    x = generator.normal(size=[4, 32, 32, 3])
+    actual, expected = built.predict_on_batch(x.astype(np.float32)), _np_cnn(weights, x, 0)
+  else:
+    network = models.build_transformer(
+      11, layers=2, heads=2, width=32, hidden=48, dropout_rate=0.0, prediction='every'
+    )
+    built, weights = _random_model(network, _text_spec(7, every=True), precision=precision)
+    tokens = generator.randint(0, 11, [8, 7])
+    x = {'tokens': tokens.astype(np.uint8), 'seed': np.zeros(2, np.int32)}
+    actual = built.predict_on_batch(x, training=True)
+    expected = _np_transformer(weights, tokens, 2, 2, causal=True)
+  assert actual.dtype == tf.float32
+  error = np.abs(actual - expected).max() / np.abs(expected).max()
+  assert 1e-5 < error < tolerance, error  # Not exact either: then it would be float32.
 
 
 # Deviations by leaf, from the released scheme of PyTorch's layers at width 128 and hidden 512:
@@ -346,10 +374,11 @@ def test_transformer_learns_to_look_back():
 def test_embedded_input_is_dropped_only_if_asked(input_dropout, monkeypatch):
   rates = []
 
-  def build_dropout(rate, seed):
-    return lambda x: rates.append((x.shape[1:], rate)) or x
+  class Dropout(layers.Dropout):
+    def mask(self, x):
+      rates.append((x.shape[1:], self._rate))
 
-  monkeypatch.setattr(layers, 'build_dropout', build_dropout)
+  monkeypatch.setattr(layers, 'build_dropout', Dropout)
   network = models.build_transformer(
     11, layers=2, heads=2, width=8, hidden=12, input_dropout=input_dropout
   )
@@ -387,6 +416,40 @@ def test_dropout_keeps_the_mean_and_drops_its_share():
   assert abs(((first == 0) & (second == 0)).mean() - 0.01) < 0.002
   again = models.build_dropout(0.1, tf.constant([3, 4]))(tf.ones([100000])).numpy()
   np.testing.assert_array_equal(again, first)
+
+
+def test_every_value_is_dropped_with_the_rate_in_the_mean_over_seeds():
+  """A byte is below a bound in whole 256ths: 0.1 is 25.6 of them, so the bound has to be drawn, too."""
+  shares = [
+    float((layers.Dropout(0.1, tf.constant([3, i])).mask(tf.ones([500, 22])).numpy() == 0).mean())
+    for i in range(200)
+  ]
+  # 2,200,000 values, whose bound is 25 or 26 in 200 draws: a deviation of 0.0002 and 0.00014.
+  assert abs(np.mean(shares) - 0.1) < 0.001
+  assert np.std(shares) > 0.0028  # With a bound that is always the same, 0.0029 * 0.98.
+  drop = layers.Dropout(0.1, tf.constant([3, 4]))
+  by_column = np.mean(drop.mask(tf.ones([20000, 7])).numpy() == 0, axis=0)
+  np.testing.assert_allclose(by_column, 0.1, atol=0.012)
+
+
+@pytest.mark.parametrize('rate', [0.0, 0.3])
+def test_dropout_with_relu_and_with_softmax_equal_their_parts(rate):
+  generator = np.random.RandomState(0)
+  x = tf.constant(generator.normal(size=[4, 6, 9]).astype(np.float32))
+  upstream = tf.constant(generator.normal(size=[4, 6, 9]).astype(np.float32))
+
+  def value_and_gradient(function):
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = function(layers.Dropout(rate, tf.constant([1, 2])))
+    return y, tape.gradient(y, x, upstream)
+
+  for joint, parts in (
+    (lambda d: d.keep_positive(x), lambda d: d.keep(tf.nn.relu(x))),
+    (lambda d: d.softmax(x, tf.float32), lambda d: d.keep(tf.nn.softmax(x))),
+  ):
+    for actual, expected in zip(value_and_gradient(joint), value_and_gradient(parts)):
+      np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_gradient_passes_dropout_where_values_do():
@@ -512,5 +575,5 @@ def test_stock_algorithms_take_both_kinds_of_model():
 
 
 def test_unknown_pooling_lists_the_known():
-  with pytest.raises(ValueError, match="'max', choose one of: global, top_left"):
+  with pytest.raises(ValueError, match="must be one of global, top_left, found 'max'"):
     models.build_resnet18(10, 'max')

@@ -20,20 +20,32 @@ def test_names_are_the_designs():
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ({'name': 'mnist'}, "'mnist', known are: cifar10, cifar100, digits, shakespeare, synthetic"),
-    ({'name': 'digits', 'model': 'transformer'}, "'transformer', choose one of: mlp, cnn"),
+    (
+      {'name': 'mnist'},
+      "must be one of cifar10, cifar100, digits, shakespeare, synthetic, found 'mnist'",
+    ),
+    (
+      {'name': 'digits', 'model': 'transformer'},
+      "`model` of task digits must be one of mlp, cnn, found 'transformer'",
+    ),
     (
       {'name': 'digits', 'partition': 'even'},
-      "'even', choose one of: dirichlet, dirichlet_unequal, iid",
+      "must be one of dirichlet, dirichlet_unequal, iid, found 'even'",
     ),
     ({'name': 'digits', 'pooling': 'global'}, "'digits' does not take pooling; it takes alpha, "),
     ({'name': 'shakespeare', 'alpha': 0.3}, "'shakespeare' does not take alpha"),
     ({'name': 'cifar100', 'num_clients': 3}, "'cifar100' does not take num_clients"),
-    ({'name': 'digits', 'partition': 'iid', 'alpha': 1.0}, 'alpha has no meaning'),
-    ({'name': 'cifar10', 'model': 'cnn', 'pooling': 'global'}, 'pooling is a switch of resnet18'),
+    (
+      {'name': 'digits', 'partition': 'iid', 'alpha': 1.0},
+      '`alpha` must be None in an iid partition, found 1.0',
+    ),
+    (
+      {'name': 'cifar10', 'model': 'cnn', 'pooling': 'global'},
+      '`pooling` must be None for model cnn',
+    ),
     (
       {'name': 'cifar10', 'augmentation': 'some'},
-      "'some', choose one of: per_image, per_batch, none",
+      "must be one of per_image, per_batch, none, found 'some'",
     ),
     ({'name': 'shakespeare', 'dropout': 1.0}, 'less than 1, found 1.0'),
   ],

@@ -140,7 +140,7 @@ def test_text_of_leaf_has_no_line_breaks_and_single_spaces(tmp_path, write_datab
     assert start + 1 == len(text.rstrip(' ')) - 80
   newline, space = shakespeare.encode(b'\n ')
   assert (newline, space) == (0, 1)
-  with pytest.raises(ValueError, match="Unknown text 'prose', choose one of: tff, leaf"):
+  with pytest.raises(ValueError, match="`text` must be one of tff, leaf, found 'prose'"):
     tasks.create_task('shakespeare', data_dir=str(tmp_path), num_clients=1, text='prose')
 
 

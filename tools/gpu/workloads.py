@@ -103,6 +103,6 @@ def _without_steps(dataset):
 
 def run_round(process, state, data):
   """Runs a round; clients that carry a state begin with the first one. Returns what `next` returns."""
-  if hasattr(process, 'initial_client_state'):
+  if algorithms.has_client_states(process):
     return process.next(state, [process.initial_client_state() for _ in data], data)
   return process.next(state, data)

@@ -14,6 +14,7 @@ import weakref
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from fednar_tff.runtime import default_context
 from fednar_tff.runtime.cluster import connection, parcels, team
 from fednar_tff.runtime.cluster import worker as workers
 from fednar_tff.runtime.in_process import client_pool, context, passes, rounds, values
@@ -152,6 +153,7 @@ class ClusterContext(context.InProcessContext):
     ]
     return {
       'runtime': 'cluster',
+      'shares_data': True,  # It sends arrays that stay in memory once.
       'devices': tuple(devices),
       'num_workers': len(found),
       'lost_workers': self._team.num_lost,
@@ -250,14 +252,7 @@ def create_cluster_context(
   )
 
 
-def set_cluster_context(
-  address: str | None = None,
-  num_workers: int | None = None,
-  gpus_per_worker: float = 0,
-  cpus_per_worker: int = 1,
-  **options,
-) -> None:
-  """Makes a Ray cluster the default runtime; see `create_cluster_context`."""
-  tff.framework.set_default_context(
-    create_cluster_context(address, num_workers, gpus_per_worker, cpus_per_worker, **options)
-  )
+set_cluster_context = default_context.setter_of(
+  create_cluster_context,
+  'Makes a Ray cluster the default runtime; see `create_cluster_context`.',
+)

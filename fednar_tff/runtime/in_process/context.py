@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
 
+from fednar_tff.runtime import default_context
 from fednar_tff.runtime.in_process import (
   accelerators,
   cancellation,
@@ -116,6 +117,7 @@ class InProcessContext(tff.framework.SyncContext):
   def describe(self) -> dict[str, object]:
     return {
       'runtime': 'in_process',
+      'shares_data': True,
       'devices': self.pool.devices,
       'executes_on': tuple(map(accelerators.executing_device, self.pool.devices)),
       'clients_by_device': dict(self.pool.clients_by_device),
@@ -236,26 +238,7 @@ def create_in_process_context(
   )
 
 
-def set_in_process_context(
-  *,
-  devices: Sequence[str] | None = None,
-  num_threads: int | None = None,
-  clients_per_device: int | None = None,
-  default_num_clients: int = 0,
-  simulate_secure_sums_in_the_clear: bool = False,
-  memory_growth: bool = True,
-  deterministic: bool = False,
-  allow_tf32: bool | None = None,
-) -> None:
-  """Makes the in-process runtime the default; see `create_in_process_context`."""
-  context = create_in_process_context(
-    devices=devices,
-    num_threads=num_threads,
-    clients_per_device=clients_per_device,
-    default_num_clients=default_num_clients,
-    simulate_secure_sums_in_the_clear=simulate_secure_sums_in_the_clear,
-    memory_growth=memory_growth,
-    deterministic=deterministic,
-    allow_tf32=allow_tf32,
-  )
-  tff.framework.set_default_context(context)
+set_in_process_context = default_context.setter_of(
+  create_in_process_context,
+  'Makes the in-process runtime the default; see `create_in_process_context`.',
+)

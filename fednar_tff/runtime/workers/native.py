@@ -2,6 +2,7 @@
 
 import tensorflow_federated as tff
 
+from fednar_tff.runtime import default_context
 from fednar_tff.runtime.workers import connection, execution, launcher
 
 _SECONDS_TO_START = 60.0
@@ -44,7 +45,11 @@ class _NativeContext(execution.WorkerContext):
       return super().invoke(comp, arg)
 
   def describe(self) -> dict[str, object]:
-    return {'runtime': 'native', 'devices': ('CPU of one local TFF worker',)}
+    return {
+      'runtime': 'native',
+      'shares_data': False,
+      'devices': ('CPU of one local TFF worker',),
+    }
 
 
 def create_native_context(
@@ -66,10 +71,7 @@ def create_native_context(
   return _NativeContext(_LocalWorker(max_concurrent_computation_calls), default_num_clients)
 
 
-def set_native_context(
-  default_num_clients: int = 0, max_concurrent_computation_calls: int = -1
-) -> None:
-  """Makes TFF's local C++ runtime the default; see `create_native_context`."""
-  tff.framework.set_default_context(
-    create_native_context(default_num_clients, max_concurrent_computation_calls)
-  )
+set_native_context = default_context.setter_of(
+  create_native_context,
+  "Makes TFF's local C++ runtime the default; see `create_native_context`.",
+)

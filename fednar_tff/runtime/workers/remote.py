@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow_federated as tff
 from absl import logging
 
+from fednar_tff.runtime import default_context
 from fednar_tff.runtime.workers import connection, execution, launcher, mergeable
 
 _SECONDS_TO_CONNECT = 5.0
@@ -101,6 +102,7 @@ class _RemoteContext(tff.framework.SyncContext):
   def describe(self) -> dict[str, object]:
     return {
       'runtime': 'remote',
+      'shares_data': False,
       'devices': tuple(f'CPU of the worker at {worker.address}' for worker in self._workers.live()),
       'lost_workers': tuple(worker.address for worker in self._all if worker.is_lost),
     }
@@ -158,8 +160,7 @@ def create_remote_context(
   return _RemoteContext(connected)
 
 
-def set_remote_context(workers: Sequence[str], *, default_num_clients: int = 0) -> None:
-  """Makes TFF's workers on other machines the default runtime; see `create_remote_context`."""
-  tff.framework.set_default_context(
-    create_remote_context(workers, default_num_clients=default_num_clients)
-  )
+set_remote_context = default_context.setter_of(
+  create_remote_context,
+  "Makes TFF's workers on other machines the default runtime; see `create_remote_context`.",
+)
