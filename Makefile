@@ -72,8 +72,8 @@ dist: $(READY)  ## Build wheel and sdist, and try both in empty environments.
 bazel:  ## Query and build the Bazel targets, where Bazel is installed (Debian: bazel-bootstrap).
 	@tools/bazel_check.sh
 
-lint: $(READY)  ## Check style and formatting.
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+lint: $(READY)  ## Check style, formatting and types.
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 
 lock: $(READY)  ## Make the lock files anew from requirements.in, -cluster.txt and -dev.txt (needs uv from the package index).
 	@tools/lock.sh

@@ -54,7 +54,7 @@ def _runs_table(measurements):
   """Returns a line for each run: when, where, of which commit, how many turns."""
   lines = []
   for name, record in sorted(measurements.items()):
-    turns = f'{record["turns"]} x {record["rounds"]}' if record['kind'] == 'rounds' else ''
+    turns = f'{record["turns"]} x {record["rounds"]}' if 'turns' in record else ''
     lines.append([name, record['date'], record['commit'], turns, record['machine']])
   return table(['run', 'when', 'commit', 'turns x rounds', 'machine'], lines)
 
@@ -102,12 +102,12 @@ def _input_table(measurements):
 
 
 def _scaling_table(measurements):
-  record = measurements.get('scaling')
-  if not record:
+  models = scaling.models_of(measurements)
+  if not models:
     return _NOT_MEASURED
-  clients = list(next(iter(record['models'].values()))['seconds'])
+  clients = list(next(iter(models.values()))['seconds'])
   lines = []
-  for name, model in record['models'].items():
+  for name, model in models.items():
     medians = [ratios.spread(model['seconds'][n]).median for n in clients]
     memory = [f'{model["megabytes"][n]:.0f}' for n in clients]
     time, _ = scaling.lines(model)
@@ -167,8 +167,9 @@ def main():
   if arguments.check:
     sys.exit('docs/performance.md is not what benchmarks.page writes.' if written != text else 0)
   PAGE.write_text(written)
-  if 'scaling' in measurements:
-    scaling.plot(measurements['scaling'], scaling.IMAGE)
+  models = scaling.models_of(measurements)
+  if models:
+    scaling.plot(models, scaling.IMAGE)
   print(PAGE.relative_to(pathlib.Path(__file__).parents[1]))
 
 

@@ -43,7 +43,7 @@ PIECES = {
   'T4': Piece('T', _ITERATOR, 1),
   'S1': Piece('S', ('packed', 'bare', 'fedjax', 'torch'), 3),
   'S2': Piece('S', (*_REDUCE, *_ITERATOR[1:])),
-  'S3': Piece('S', ('packed', 'pfl', 'flower')),
+  'S3': Piece('S', ('packed', 'pfl', 'flower'), 1),
 }
 _NOT_GIVEN = '`--before=CHECKOUT` was not given'
 

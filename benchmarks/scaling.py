@@ -1,13 +1,15 @@
-"""Whether cost grows as the work does: `python -m benchmarks.scaling` (about six minutes).
+"""Whether cost grows as the work does: `python -m benchmarks.scaling` (about ten minutes).
 
 Rounds of 50, 100, 200 and 400 clients, with models of 0.1, 1 and 10 million weights (two hidden
 layers), 2 steps of batch 10 each. For each model the four take turns, each in a process of its
 own, so that the most memory that one held is its own. A line is fitted to the seconds by least
-squares. Written are runs/bench/scaling.json and, by `benchmarks.page`, docs/images/scaling.png.
+squares. Each model is kept in runs/bench for itself (`--widths 280 960` measures some), and
+`benchmarks.page` draws docs/images/scaling.png.
 """
 
 import argparse
 import pathlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +59,14 @@ def lines(model: dict[str, Any]) -> tuple[Line, Line]:
   return fit(clients, medians), fit(clients, list(model['megabytes'].values()))
 
 
-def plot(record: dict[str, Any], path: pathlib.Path) -> None:
+def models_of(measurements: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns the measured models by their number of weights, the smallest one first."""
+  found = [record for record in measurements.values() if record['kind'] == 'scaling']
+  found.sort(key=lambda record: record['weights'])
+  return {f'{record["weights"]:,}': record for record in found}
+
+
+def plot(models: Mapping[str, Any], path: pathlib.Path) -> None:
   """Draws seconds and memory against the clients of a round, a line for each model."""
   import matplotlib
 
@@ -65,7 +74,7 @@ def plot(record: dict[str, Any], path: pathlib.Path) -> None:
   from matplotlib import pyplot
 
   figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout='constrained')
-  for name, model in record['models'].items():
+  for name, model in models.items():
     clients = [int(n) for n in model['seconds']]
     spreads = [ratios.spread(values) for values in model['seconds'].values()]
     medians = np.array([s.median for s in spreads])
@@ -81,7 +90,7 @@ def plot(record: dict[str, Any], path: pathlib.Path) -> None:
     )
   left.set(ylabel='seconds a round', xscale='log', yscale='log')
   right.set(ylabel='most memory of the process, MB', xscale='log', ylim=(0, None))
-  ticks = sorted({int(n) for model in record['models'].values() for n in model['seconds']})
+  ticks = sorted({int(n) for model in models.values() for n in model['seconds']})
   for axes in (left, right):
     axes.set_xlabel('clients of a round')
     axes.set_xticks(ticks, map(str, ticks), minor=False)
@@ -96,26 +105,35 @@ def plot(record: dict[str, Any], path: pathlib.Path) -> None:
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--widths', type=int, nargs='+', default=WIDTHS, help='of hidden layers')
   parser.add_argument('--turns', type=int, default=5)
   parser.add_argument('--rounds', type=int, default=1, help='rounds of a turn')
   parser.add_argument(
     '--resume', action='store_true', help='skip it if it is there for this version'
   )
   arguments = parser.parse_args()
-  if arguments.resume and results.is_done('scaling'):
-    print('scaling: is there already')
-    return
-  models = {}
-  for width in WIDTHS:
-    name = f'{num_weights(width):,}'
-    models[name] = measure(width, CLIENTS, arguments.turns, arguments.rounds)
-    time, memory = lines(models[name])
+  for width in arguments.widths:
+    name = f'scaling-{width}'
+    if arguments.resume and results.is_done(name):
+      print(f'{name}: is there already', flush=True)
+      continue
+    model = measure(width, CLIENTS, arguments.turns, arguments.rounds)
+    results.save(
+      name,
+      {
+        'kind': 'scaling',
+        'turns': arguments.turns,
+        'rounds': arguments.rounds,
+        'weights': num_weights(width),
+        **model,
+      },
+    )
+    time, memory = lines(model)
     print(
-      f'{name} weights: {time.start:.3f} s + {1e3 * time.slope:.2f} ms a client '
+      f'{num_weights(width):,} weights: {time.start:.3f} s + {1e3 * time.slope:.2f} ms a client '
       f'(R^2 {time.r_squared:.4f}); {memory.start:.0f} MB + {memory.slope:.3f} MB a client',
       flush=True,
     )
-  results.save('scaling', {'kind': 'scaling', 'models': models})
 
 
 if __name__ == '__main__':

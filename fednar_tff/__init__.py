@@ -8,8 +8,9 @@ import warnings
 __version__ = '0.1.0'
 
 if sys.argv[:1] == ['-m']:
-  # So it reads while Python looks for a command, as `python -m fednar_tff.doctor`. What TensorFlow says at its start would bury the
-  # command's own lines; a program that imports this package decides about that itself.
+  # So it reads while Python looks for a command, as `python -m fednar_tff.doctor`. What TensorFlow
+  # says at its start would bury the command's own lines; a program that imports this package
+  # decides about that itself.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 if importlib.util.find_spec('tensorflow_federated') is None:

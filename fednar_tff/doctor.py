@@ -67,7 +67,8 @@ second = time.monotonic()
 run_round(0.0, data)
 assert abs(result - 1.0) < 1e-6, f'a round gave {result} where it must give 1.0'
 devices = runtime.describe().get('executes_on') or runtime.describe()['devices']
-print(f'first round {second - first:.1f} s, second {time.monotonic() - second:.3f} s, on {", ".join(devices)}')
+third = time.monotonic()
+print(f'first round {second - first:.1f} s, second {third - second:.3f} s, on {", ".join(devices)}')
 """
 
 

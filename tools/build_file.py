@@ -4,6 +4,7 @@ A test file is a `py_test` that depends on what it imports or starts as a proces
 The libraries and binaries above that part are listed by hand; tests/test_package.py compares them with the imports.
 """
 
+import argparse
 import ast
 import pathlib
 import re
@@ -127,14 +128,15 @@ def generate(libraries: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-  if arguments not in ([], ['--check']):
-    sys.exit('build_file: takes nothing, or --check.')
+  parser = argparse.ArgumentParser(prog='python -m tools.build_file', description=__doc__)
+  parser.add_argument('--check', action='store_true', help='Write nothing.')
+  check = parser.parse_args(arguments).check
   build = ROOT / 'BUILD'
   libraries, _, _ = build.read_text().partition(MARK)
   text = libraries + generate(libraries)
   if text == build.read_text():
     return 0
-  if arguments:
+  if check:
     print('build_file: BUILD is out of date; run `python -m tools.build_file`.', file=sys.stderr)
     return 1
   build.write_text(text)

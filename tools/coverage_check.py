@@ -4,6 +4,7 @@ The update rules are in fednar_tff/optimizers and fednar_tff/algorithms. A line 
 `# pragma: no cover` there, with the reason.
 """
 
+import argparse
 import collections
 import json
 import pathlib
@@ -17,9 +18,9 @@ def _share(covered: int, total: int) -> str:
 
 
 def main(arguments: list[str]) -> int:
-  if len(arguments) != 1:
-    sys.exit('coverage_check: needs one argument, the JSON report of coverage.')
-  files = json.loads(pathlib.Path(arguments[0]).read_text())['files']
+  parser = argparse.ArgumentParser(prog='python -m tools.coverage_check', description=__doc__)
+  parser.add_argument('report', type=pathlib.Path, help='The JSON report of coverage.')
+  files = json.loads(parser.parse_args(arguments).report.read_text())['files']
   rooms = collections.defaultdict(lambda: [0, 0])
   missed = []
   for name, report in sorted(files.items()):

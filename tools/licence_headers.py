@@ -4,6 +4,7 @@ The header is the one line that tools read, as SPDX defines it; the whole text i
 names an interpreter. Empty files stay empty.
 """
 
+import argparse
 import pathlib
 import subprocess
 import sys
@@ -39,8 +40,9 @@ def with_header(text: str, header: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-  if arguments not in ([], ['--check']):
-    sys.exit('licence_headers: takes nothing, or --check.')
+  parser = argparse.ArgumentParser(prog='python -m tools.licence_headers', description=__doc__)
+  parser.add_argument('--check', action='store_true', help='Write nothing.')
+  check = parser.parse_args(arguments).check
   missing = 0
   for path in source_files(ROOT):
     if not path.is_file():
@@ -50,11 +52,11 @@ def main(arguments: list[str]) -> int:
     if changed == text:
       continue
     missing += 1
-    if arguments:
+    if check:
       print(f'licence_headers: {path.relative_to(ROOT)} has none; run the tool without --check.')
     else:
       path.write_text(changed)
-  return 1 if arguments and missing else 0
+  return 1 if check and missing else 0
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
 import functools
 import os
 import queue
+import tempfile
 import threading
 
 # Before Flower and Ray are imported: nothing is reported to anybody.
@@ -58,7 +59,8 @@ class _Rounds:
     self._asked, self._answers = queue.Queue(), queue.Queue()
     server_app = ServerApp()
     server_app.main()(self._serve)
-    cores = workloads.num_threads()
+    # Ray leaves its logs behind, so they go where they are removed.
+    self._folder = tempfile.TemporaryDirectory(prefix='ray', ignore_cleanup_errors=True)
     self._thread = threading.Thread(
       target=run_simulation,
       kwargs={
@@ -67,10 +69,11 @@ class _Rounds:
         'num_supernodes': workload.num_clients,
         'backend_config': {
           'init_args': {
-            'num_cpus': cores,
+            'num_cpus': workloads.num_threads(),
             'include_dashboard': False,
             'log_to_driver': False,
             '_node_ip_address': '127.0.0.1',
+            '_temp_dir': self._folder.name,
           },
           'client_resources': {'num_cpus': 1, 'num_gpus': 0.0},
         },
@@ -105,6 +108,7 @@ class _Rounds:
     """Ends the simulation, and the actors with it."""
     self._asked.put(None)
     self._thread.join()
+    self._folder.cleanup()
 
 
 def simulation(workload: workloads.Workload):

@@ -129,7 +129,8 @@ def judge_gain(cells: Cells) -> Claim:
     verdict = UNDECIDED
   higher = sum(statistics.mean(gain.values()) > 0 for gain in gains)
   because = (
-    f'Mean over the {len(gains)} cells {interval(overall)}; the mean is higher with NAR in {higher}, '
+    f'Mean over the {len(gains)} cells {interval(overall)}; '
+    f'the mean is higher with NAR in {higher}, '
     f'the interval lies above zero in {sides.count(1)} and below in {sides.count(-1)}'
   )
   return Claim('C1', text, verdict, because)

@@ -73,8 +73,8 @@ def algorithm_style(algorithm: str, optimizer: str) -> dict:
 def band(axis: axes_lib.Axes, runs: Sequence[Run], name: str, scale=1.0, **style) -> None:
   """Plots the mean of a metric over seeds, with a band of one standard deviation.
 
-  A run that diverged is no part of the mean: it is a thin line that ends in a cross, or a cross alone, at the bottom, if the
-  metric was never measured.
+  A run that diverged is no part of the mean: it is a thin line that ends in a cross, or a cross
+  alone, at the bottom, if the metric was never measured.
   """
   series = [
     dict(zip(*run.series(name))) for run in runs if run.is_finished and not run.has_diverged
@@ -184,7 +184,7 @@ def _draw_page(rows, columns, title, explanation):
 
 
 def _begin_at_zero(axes):
-  """Lets axes that share their heights begin at zero, and end above what has not diverged: beside that, all else would be flat."""
+  """Lets axes of one height begin at zero, and end above the runs that have not diverged."""
   lines = [line for axis in axes for line in axis.get_lines()]
   for left_out in ((_DIVERGED, _CROSS), ()):
     tops = [

@@ -81,7 +81,7 @@ def is_finished(path, settings) -> bool:
 
 
 def read_result(path):
-  """Returns what `result.json` of a directory says, or None if there is none that can be read: then the run makes it anew."""
+  """Returns what `result.json` of a directory says, or None if it cannot be read."""
   try:
     found = json.loads((path / 'result.json').read_text())
   except (OSError, ValueError):

@@ -7,7 +7,7 @@ that holds the arrays and, for each step, the rows of its batch (see `packed_spe
 import collections
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -31,8 +31,8 @@ class DataSizeWeighting(enum.Enum):
 DATA_SIZE = DataSizeWeighting.DATA_SIZE
 SIZE_KEY = 'num_examples'
 
-LoopImplementation = tff.learning.LoopImplementation | PackedLoop
-ClientWeighting = tff.learning.ClientWeighting | DataSizeWeighting
+LoopImplementation: TypeAlias = tff.learning.LoopImplementation | PackedLoop
+ClientWeighting: TypeAlias = tff.learning.ClientWeighting | DataSizeWeighting
 
 
 def packed_spec(input_spec: Any, *, with_size: bool = False) -> collections.OrderedDict[str, Any]:

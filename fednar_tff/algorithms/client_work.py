@@ -58,7 +58,9 @@ def build_client_side(
       '`client_optimizer_fn` must be a `tff.learning.optimizers.Optimizer`, '
       f'found {client_optimizer_fn!r}.'
     )
-  if not isinstance(client_weighting, client_data.ClientWeighting):
+  if not isinstance(
+    client_weighting, (tff.learning.ClientWeighting, client_data.DataSizeWeighting)
+  ):
     raise TypeError(
       '`client_weighting` must be a `tff.learning.ClientWeighting` or `algorithms.DATA_SIZE`, '
       f'found {client_weighting!r}.'

@@ -5,7 +5,7 @@ An algorithm changes the gradient, or nothing at all.
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -13,7 +13,9 @@ import tensorflow_federated as tff
 from fednar_tff import optimizers
 from fednar_tff.algorithms import client_data, local_models, structures
 
-ModelFn = Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
+ModelFn: TypeAlias = (
+  Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
+)
 # Takes the leaves of the gradient, of the weights, of the server's weights and of each of the
 # `correction_constants`, and returns those of a new gradient. A leaf of the gradient that is None
 # has to stay None. It must work entry by entry: on a GPU all leaves are joined into one.
@@ -50,7 +52,7 @@ class _Joiner:
   all leaves, may be given such a vector in place of the leaves.
   """
 
-  def __init__(self, leaves: local_models.Leaves, optimizer: tff.learning.optimizers.Optimizer):
+  def __init__(self, leaves: Sequence[tf.Tensor], optimizer: tff.learning.optimizers.Optimizer):
     self._shapes = [x.shape for x in leaves]
     self.is_active = (
       _has_gpu()
@@ -105,7 +107,7 @@ def train(
   """
   # Variables have to be made outside of the `tf.function`.
   if isinstance(model_fn, tff.learning.models.FunctionalModel):
-    model = local_models.FunctionalModel(model_fn, inline=jit_compile)
+    model: Any = local_models.FunctionalModel(model_fn, inline=jit_compile)
   else:
     model = local_models.VariableModel(model_fn)
 

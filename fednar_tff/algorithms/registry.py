@@ -14,7 +14,7 @@ from fednar_tff.algorithms import (
   scaffold,
 )
 
-_BUILDERS = {
+_BUILDERS: dict[str, Callable[..., Any]] = {
   'fed_avg': fed_avg.build_fed_avg,
   'fed_prox': fed_prox.build_fed_prox,
   'scaffold': scaffold.build_scaffold,

@@ -3,7 +3,7 @@
 import collections
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from fednar_tff.algorithms import client_data, structures
 from fednar_tff.optimizers import tree_math
 
-ModelAggregator = (
+ModelAggregator: TypeAlias = (
   tff.aggregators.WeightedAggregationFactory | tff.aggregators.UnweightedAggregationFactory
 )
 # Takes the aggregator's result; returns the update to hand to the server optimizer and the factor

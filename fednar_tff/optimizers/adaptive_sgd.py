@@ -8,7 +8,7 @@ FedNAR: Federated Optimization with Normalized Annealing Regularization
 import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,7 @@ LEARNING_RATE_KEY = tff.learning.optimizers.LEARNING_RATE_KEY
 WEIGHT_DECAY_KEY = 'weight_decay'
 MAX_NORM_KEY = 'max_norm'
 
-Float = float | tf.Tensor | np.number
+Float: TypeAlias = float | tf.Tensor | np.number
 State = collections.OrderedDict[str, Any]
 Leaves = Sequence[tf.Tensor]
 
@@ -178,12 +178,11 @@ class _AdaptiveSGD(tff.learning.optimizers.Optimizer):
   def next(self, state: State, weights: Any, gradients: Any) -> tuple[State, Any]:
     leaves, positions, g, x = flatten_with_gradients(weights, gradients)
     rates = self._rates_fn(g, x, self.get_hparams(state))
-    if rates.update is None:
+    update = rates.update
+    if update is None:
       update = [
         tf.cast(rates.lam, d.dtype) * d + tf.cast(rates.mu, d.dtype) * w for d, w in zip(g, x)
       ]
-    else:
-      update = rates.update
     for i, w, u in zip(positions, x, update):
       leaves[i] = tf.cast(w - u, leaves[i].dtype)
     new_state = replace(state, updated_statistics(state, rates.norm, rates.clipped))

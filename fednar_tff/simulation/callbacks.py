@@ -93,12 +93,12 @@ class EarlyStopping(Callback):
   def _forget(self):
     self.best, self.best_round, self._waited = None, None, 0
 
-  def on_start(self, run, history):
+  def on_start(self, run: _Run, history: Sequence[_Progress]) -> None:
     self._forget()
     for progress in history:
       self.on_round(run, progress)
 
-  def on_round(self, run, progress):
+  def on_round(self, run: _Run, progress: _Progress) -> None:
     if self._metric not in progress.metrics:
       raise ValueError(f'there is no metric {self._metric!r}, only {", ".join(progress.metrics)}.')
     value = progress.metrics[self._metric]

@@ -88,7 +88,7 @@ def read(path: pathlib.Path) -> Checkpoint:
 
 def variable_names(variables: Sequence[tf.Variable]) -> list[str]:
   """Returns the names of a model's variables; a name that is there twice gets a number."""
-  names = []
+  names: list[str] = []
   for variable in variables:
     name = plain = variable.name.removesuffix(':0')
     while name in names:

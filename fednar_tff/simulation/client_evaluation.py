@@ -3,7 +3,7 @@
 import collections
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from fednar_tff import algorithms
 from fednar_tff.tasks import Partition, Task
 
-Weights = tff.learning.models.ModelWeights
+Weights: TypeAlias = tff.learning.models.ModelWeights
 PredictFn = Callable[[Weights, tf.data.Dataset], tuple[np.ndarray, np.ndarray]]
 _WORST_SHARE = 10  # The worst tenth.
 

@@ -49,10 +49,10 @@ class ClientStates:
     if path is None and not keep_in_memory:
       raise ValueError('`path` must be given if `keep_in_memory` is False, found None.')
     self._initial = tf.nest.map_structure(np.asarray, initial_state)
-    self._memory = {} if keep_in_memory else None
-    self._uncommitted = set()
-    self._database = None
-    self._path = path
+    self._memory: dict[str, Any] | None = {} if keep_in_memory else None
+    self._uncommitted: set[str] = set()
+    self._database: Any = None
+    self._path: Any = path
     if path is not None:
       with storage.writing_to(self._path):
         self._open(path)
@@ -96,7 +96,7 @@ class ClientStates:
     if self._database is not None:
       with storage.writing_to(self._path):
         for client_id in sorted(self._uncommitted):
-          self._write(client_id, self._memory[client_id], round_num)
+          self._write(client_id, self._get(client_id), round_num)
         self._database.commit()
     self._uncommitted.clear()
 

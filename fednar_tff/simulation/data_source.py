@@ -64,7 +64,7 @@ class ClientBatches:
 
   def of_client(self, client_id: str, round_index: int) -> Any:
     """Returns what a client trains on in a round, counted from 0."""
-    make = self._task.packed_client if self.packed else self._task.client_batches
+    make: Any = self._task.packed_client if self.packed else self._task.client_batches
     return make(client_id, round_index, **self._arguments)
 
 

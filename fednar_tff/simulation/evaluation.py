@@ -29,8 +29,8 @@ def build_evaluation(
 
   The function's attribute `metric_names` lists their names, `variable_names` those of the weights.
 
-  Models of this package (`fednar_tff.tasks.build_model_fns`) are evaluated on several batches at the
-  same time, each on a thread with a model of its own. What the batches give is summed in their
+  Models of this package (`fednar_tff.tasks.build_model_fns`) are evaluated on several batches at
+  the same time, each on a thread with a model of its own. What the batches give is summed in their
   order, so the result is the same, to the bit, for every number of threads.
 
   Args:
@@ -51,11 +51,11 @@ def build_evaluation(
   if num_examples is not None:
     dataset = _sample(dataset, num_examples)
   if getattr(model, 'metrics_are_sums', False):
-    measure = _Batches(model, model_fn, dataset, num_threads or _default_threads())
+    measure: Any = _Batches(model, model_fn, dataset, num_threads or _default_threads())
   else:
     measure = _Stream(model, dataset)
 
-  def evaluate(weights):
+  def evaluate(weights: tff.learning.models.ModelWeights) -> collections.OrderedDict[str, float]:
     unfinalized = measure(weights)
     # As plain Python: the finalizers of a Keras model make variables, which a `tf.function` may do
     # only once.
@@ -64,8 +64,8 @@ def build_evaluation(
       for name, finalize in model.metric_finalizers().items()
     )
 
-  evaluate.metric_names = list(model.metric_finalizers())
-  evaluate.variable_names = checkpoints.variable_names(_variables(model))
+  names = checkpoints.variable_names(_variables(model))
+  vars(evaluate).update(metric_names=list(model.metric_finalizers()), variable_names=names)
   return evaluate
 
 
@@ -108,7 +108,7 @@ class _Stream:
 
 
 class _Batches:
-  """Evaluates a model whose unfinalized metrics are sums over batches, several batches at a time."""
+  """Evaluates a model, whose unfinalized metrics are sums, several batches at a time."""
 
   def __init__(self, model, model_fn, dataset, num_threads):
     self._dataset, self._batches = dataset, None
@@ -140,7 +140,7 @@ class _Batches:
 
     pool = concurrent.futures.ThreadPoolExecutor(len(self._models), 'evaluation')
     try:
-      by_batch = list(pool.map(measure, self._batches))
+      by_batch = list(pool.map(measure, self._batches or []))
     finally:  # An interruption need not wait for batches that have not begun.
       pool.shutdown(cancel_futures=True)
     if not by_batch:

@@ -73,7 +73,7 @@ class PlainReport:
     self._print, self._clock = print_line, clock
     self._is_first = True
     self._last_round, self._last_time = round_num, clock()
-    self._tested = {}
+    self._tested: dict[str, Any] = {}
 
   def add(self, round_num: int, metrics: Mapping[str, Any]) -> None:
     """Takes note of a round, and prints a line if it is time for one."""

@@ -10,9 +10,11 @@ import numpy as np
 from absl import logging
 
 from fednar_tff.simulation import callbacks as callbacks_lib
-from fednar_tff.simulation import checkpoints, client_evaluation, report, round_metrics
+from fednar_tff.simulation import checkpoints, client_evaluation, data_source, report, round_metrics
 from fednar_tff.simulation import client_states as client_states_lib
 from fednar_tff.simulation import progress as progress_lib
+from fednar_tff.simulation import settings as settings_lib
+from fednar_tff.tasks import Task
 
 
 class _Latest(NamedTuple):
@@ -29,27 +31,27 @@ class Run:
 
   def __init__(
     self,
-    task,
-    clients,
-    process,
-    state,
-    evaluate,
-    evaluate_sample,
-    directory,
-    states,
-    settings,
-    description,
-    callbacks,
+    task: Task,
+    clients: data_source.ClientBatches,
+    process: Any,
+    state: Any,
+    evaluations: Any,
+    stores: Any,
+    settings: settings_lib.Settings,
+    description: Any,
+    callbacks: Sequence[callbacks_lib.Callback],
   ):
     self._task, self._clients = task, clients
     self._process = process
-    self._evaluate, self._evaluate_sample = evaluate, evaluate_sample
-    self._directory, self._client_states = directory, states
+    # On the whole test set, and on the sample that stands for it before the last round.
+    self._evaluate, self._evaluate_sample = evaluations
+    # Each is None if there is none.
+    self._directory, self._client_states = directory, states = stores
     self._settings, self._description = settings, description
     self._callbacks = callbacks
     self._has_ended = False
-    self._stop_reason = None
-    self._evaluate_clients = None
+    self._stop_reason: str | None = None
+    self._evaluate_clients: Any = None
     round_num = 0
     if directory is not None:
       state, round_num = directory.load_latest_checkpoint(state) or (state, round_num)
@@ -206,7 +208,7 @@ class Run:
     settings, round_index = self._settings, self.round_num
     ids = self._clients.sample(round_index, settings.clients_per_round)
     client_data = [self._clients.of_client(client_id, round_index) for client_id in ids]
-    states = ()
+    states: Sequence[Any] = ()
     if self._client_states is None:
       output = self._process.next(self.state, client_data)
       state, metrics = output.state, output.metrics

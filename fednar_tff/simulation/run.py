@@ -140,16 +140,7 @@ def run(
     evaluate_sample = evaluation.build_evaluation(
       task.model_fn, test_data, num_examples=evaluation_examples
     )
+  evaluations, stores = (evaluate, evaluate_sample), (directory, states)
   return rounds.Run(
-    task,
-    clients,
-    process,
-    state,
-    evaluate,
-    evaluate_sample,
-    directory,
-    states,
-    settings,
-    description,
-    tuple(callbacks),
+    task, clients, process, state, evaluations, stores, settings, description, tuple(callbacks)
   )

@@ -120,8 +120,8 @@ class RunDirectory:
       )
     except (tff.program.CSVKeyFieldnameNotFoundError, ValueError) as e:
       raise RunDirectoryError(
-        f'{self.path / name} is damaged: it must begin with a line of names, {_KEY} among them, and '
-        'end with a round. Choose another directory.'
+        f'{self.path / name} is damaged: it must begin with a line of names, {_KEY} among them, '
+        'and end with a round. Choose another directory.'
       ) from e
 
   def _check_description(self):

@@ -11,7 +11,7 @@ import socket
 import time
 import urllib.parse
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fednar_tff.simulation import callbacks
@@ -108,15 +108,15 @@ class MLflowTracker(callbacks.Callback):
       reason = ' '.join(str(e).split())
       raise TrackerError(f'MLflow cannot use {tracking_uri} ({type(e).__name__}: {reason}).') from e
     self._experiment, self._run_name, self._params = experiment, run_name, dict(params or {})
-    self._run_id = None
-    self._logged = set()
+    self._run_id: str | None = None
+    self._logged: set[tuple[str, int]] = set()
 
   @property
   def run_id(self) -> str | None:
     """MLflow's id of the run, once it has started."""
     return self._run_id
 
-  def on_start(self, run, history):
+  def on_start(self, run: Any, history: Sequence[Any]) -> None:
     identity = _Identity(run, 'mlflow.json')
     saved = identity.read()
     if saved.get('tracking_uri') == self._uri:
@@ -129,8 +129,8 @@ class MLflowTracker(callbacks.Callback):
         for m in self._client.get_metric_history(self._run_id, name)
       }
     else:
-      self._run_id = self._create_run(run)
-      identity.write(tracking_uri=self._uri, run_id=self._run_id)
+      self._run_id = created = self._create_run(run)
+      identity.write(tracking_uri=self._uri, run_id=created)
     for progress in history:
       self.on_round(run, progress)
 
@@ -146,7 +146,7 @@ class MLflowTracker(callbacks.Callback):
       self._client.log_param(run_id, name, str(value)[:500])
     return run_id
 
-  def on_round(self, run, progress):
+  def on_round(self, run: Any, progress: Any) -> None:
     step, now = progress.round_num, int(1000 * time.time())
     # Rounds that a killed process did after its last checkpoint are done again, to the same
     # numbers.
@@ -157,7 +157,7 @@ class MLflowTracker(callbacks.Callback):
     )
     self._logged.update((name, step) for name in new)
 
-  def on_end(self, run, error):
+  def on_end(self, run: Any, error: BaseException | None) -> None:
     if self._run_id is None:
       return
     interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
@@ -202,9 +202,9 @@ class WandbTracker(callbacks.Callback):
     self._wandb = _import('wandb', 'wandb')
     self._project, self._mode, self._run_name = project, mode, run_name
     self._directory, self._config = pathlib.Path(directory), dict(config or {})
-    self._tracked = None
+    self._tracked: Any = None
 
-  def on_start(self, run, history):
+  def on_start(self, run: Any, history: Sequence[Any]) -> None:
     identity = _Identity(run, 'wandb.json')
     known = identity.read().get('run_id')
     run_id = known or uuid.uuid4().hex
@@ -223,9 +223,9 @@ class WandbTracker(callbacks.Callback):
     for progress in () if known else history:
       self.on_round(run, progress)
 
-  def on_round(self, run, progress):
+  def on_round(self, run: Any, progress: Any) -> None:
     self._tracked.log(_numbers(progress), step=progress.round_num)
 
-  def on_end(self, run, error):
+  def on_end(self, run: Any, error: BaseException | None) -> None:
     if self._tracked is not None:
       self._tracked.finish(exit_code=0 if error is None else 1)

@@ -82,7 +82,7 @@ def load_model(
     ValueError: If the task is not known.
   """
   directory = pathlib.Path(directory)
-  round_num, path = _find_checkpoint(directory, round_num)
+  found_round, path = _find_checkpoint(directory, round_num)
   try:
     checkpoint = checkpoints.read(path)
   except Exception as e:
@@ -99,7 +99,7 @@ def load_model(
     weights = collections.OrderedDict(zip(names, checkpoint.leaves))
   if [w.shape for w in weights.values()] != shapes:
     raise storage.RunDirectoryError(f'{path} holds another model than that of task {task.name}.')
-  return TrainedModel(task, round_num, weights)
+  return TrainedModel(task, found_round, weights)
 
 
 def _find_checkpoint(directory, round_num):

@@ -55,6 +55,7 @@ def check_size(
   # An epoch always fits, so that no data set is too large.
   max_epochs = max(1, _MAX_POSITIONS // (steps_per_epoch * columns))
   if local_epochs is None:
+    assert local_steps is not None  # One of them is given, see above.
     name, found, limit = 'local_steps', local_steps, max_epochs * steps_per_epoch
     local_epochs = -(-local_steps // steps_per_epoch)
   else:

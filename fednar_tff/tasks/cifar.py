@@ -177,8 +177,8 @@ def normalise(images: tf.Tensor, mean: Sequence[float], deviation: Sequence[floa
   Returns:
     Images of the same shape, float32.
   """
-  mean, deviation = (255.0 * np.array(s, np.float32) for s in (mean, deviation))
-  return (tf.cast(images, tf.float32) - mean) / deviation
+  center, scale = (255.0 * np.array(s, np.float32) for s in (mean, deviation))
+  return (tf.cast(images, tf.float32) - center) / scale
 
 
 def augment_per_image(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

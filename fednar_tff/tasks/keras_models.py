@@ -22,7 +22,7 @@ _ATTENTION = 'attention'
 
 
 def of_numbers(shape: Sequence[int], precision: str = 'float32') -> KerasModelFn:
-  """Returns the form of `build_mlp` that takes float32 of a shape; `precision` as in `of_images`."""
+  """Returns the form of `build_mlp` for float32 of a shape; `precision` as in `of_images`."""
 
   def keras_model_fn(weights):
     inputs = tf.keras.Input(shape)

@@ -102,7 +102,9 @@ def group_norm(param, x, name, *, groups=2, epsilon=1e-5):
 
 
 def _normalise_groups(x, scale, offset, groups, epsilon):
-  """Returns `scale (x - m) / sqrt(v + epsilon) + offset`, `m` and `v` mean and variance of a group of an image.
+  """Returns `scale (x - m) / sqrt(v + epsilon) + offset`.
+
+  `m` and `v` are mean and variance of a group of an image.
 
   With its own gradient: TensorFlow's of these means spreads each of them over the map again, with
   shapes that it computes in every step, which takes a third of all launches of a ResNet's step on a
@@ -196,7 +198,7 @@ class Dropout:
     return key, tf.cast(tf.minimum(tf.floor(256 * self._rate + shift), 255.0), tf.uint8)
 
   def mask(self, x):
-    """Returns 1 where a value of `x` stays and 0 where it is dropped; None if nothing is dropped."""
+    """Returns 1 where a value of `x` stays and 0 where not; None if nothing is dropped."""
     if not self._rate:
       return None
     if self._stream is None:
@@ -223,7 +225,7 @@ class Dropout:
     return tf.custom_gradient(lambda x: (x * mask, lambda upstream: upstream * mask))(x)
 
   def keep_positive(self, x):
-    """Returns `keep(relu(x))`. Its gradient is one operation, since it is 0 just where `x` is not kept."""
+    """Returns `keep(relu(x))`, whose gradient is one operation: 0 where `x` is not kept."""
     mask = self.mask(x)
     if mask is None:
       return tf.nn.relu(x)

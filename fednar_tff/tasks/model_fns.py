@@ -73,7 +73,9 @@ class _Parameter(NamedTuple):
 
 
 class _Inlined:
-  """What TFF takes for a `tf.function`, but which becomes a part of the function that calls it, and is not converted by AutoGraph.
+  """What TFF takes for a `tf.function`, but is a plain part of the function that calls it.
+
+  AutoGraph does not convert it.
 
   TFF's model calls it in a function of its own; a second one around it would only be in the way of
   XLA.
@@ -157,7 +159,7 @@ def build_model_fns(
 
 def _trace_parameters(network, x_spec, seed, dtype):
   """Finds a network's parameters by running it once on symbolic inputs."""
-  parameters = []
+  parameters: list[_Parameter] = []
 
   def param(name, shape, bound=0.0, center=0.0, deviation=0.0, like=None):
     position = [p.name for p in parameters].index(like) if like else len(parameters)

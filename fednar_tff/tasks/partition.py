@@ -7,6 +7,7 @@ to `p_i`, without replacement. Everything here is NumPy and a function of its se
 """
 
 import hashlib
+import pathlib
 from collections.abc import Sequence
 
 import attrs
@@ -23,7 +24,7 @@ class Partition:
     labels: The class of every row, held or not.
   """
 
-  client_ids: tuple[str, ...] = attrs.field(converter=tuple)
+  client_ids: tuple[str, ...] = attrs.field(converter=lambda ids: tuple(ids))
   rows: tuple[np.ndarray, ...] = attrs.field(
     converter=lambda rows: tuple(np.sort(np.asarray(r, np.int32)) for r in rows)
   )
@@ -55,7 +56,7 @@ class Partition:
     num_classes = int(self.labels.max()) + 1
     return np.stack([np.bincount(self.labels[rows], minlength=num_classes) for rows in self.rows])
 
-  def plot(self, path) -> None:
+  def plot(self, path: str | pathlib.Path) -> None:
     """Draws clients x classes, shaded by the share of the client's examples, into `path`."""
     # Figures of their own, not pyplot: no global state, no display needed.
     from matplotlib import ticker
@@ -79,7 +80,9 @@ class Partition:
     figure.savefig(path)
 
 
-def build_dirichlet(labels, num_clients: int, alpha: float, *, seed: int = 0) -> Partition:
+def build_dirichlet(
+  labels: Sequence[int] | np.ndarray, num_clients: int, alpha: float, *, seed: int = 0
+) -> Partition:
   """Builds the paper's split: class proportions ~ Dirichlet(alpha), equal numbers of examples.
 
   Every example is used once; where the examples do not divide evenly, the first clients hold one
@@ -117,7 +120,9 @@ def build_dirichlet(labels, num_clients: int, alpha: float, *, seed: int = 0) ->
   return _hand_out(labels, granted, generator)
 
 
-def build_dirichlet_unequal(labels, num_clients: int, alpha: float, *, seed: int = 0) -> Partition:
+def build_dirichlet_unequal(
+  labels: Sequence[int] | np.ndarray, num_clients: int, alpha: float, *, seed: int = 0
+) -> Partition:
   """Builds the unequal variant: each class is divided in proportions ~ Dirichlet(alpha).
 
   Clients end with different numbers of examples. A client that would hold none receives one from
@@ -148,7 +153,7 @@ def build_dirichlet_unequal(labels, num_clients: int, alpha: float, *, seed: int
   return _hand_out(labels, granted, generator)
 
 
-def build_iid(labels, num_clients: int, *, seed: int = 0) -> Partition:
+def build_iid(labels: Sequence[int] | np.ndarray, num_clients: int, *, seed: int = 0) -> Partition:
   """Builds a uniformly random split into equal numbers of examples.
 
   Args:
@@ -167,7 +172,7 @@ def build_iid(labels, num_clients: int, *, seed: int = 0) -> Partition:
   return Partition(_names(num_clients), np.array_split(order, num_clients), labels)
 
 
-def build_natural(labels, client_ids: Sequence[str]) -> Partition:
+def build_natural(labels: Sequence[int] | np.ndarray, client_ids: Sequence[str]) -> Partition:
   """Builds the split that the data came with.
 
   Args:
@@ -181,13 +186,12 @@ def build_natural(labels, client_ids: Sequence[str]) -> Partition:
     ValueError: If there is not one client for each example.
   """
   labels = np.asarray(labels)
-  client_ids = np.asarray(client_ids, dtype=str)
-  if client_ids.shape != labels.shape:
+  owners = np.asarray(client_ids, dtype=str)
+  if owners.shape != labels.shape:
     raise ValueError(
-      f'`client_ids` must name one client for each of {labels.size} examples, '
-      f'found {client_ids.size}.'
+      f'`client_ids` must name one client for each of {labels.size} examples, found {owners.size}.'
     )
-  names, owner = np.unique(client_ids, return_inverse=True)
+  names, owner = np.unique(owners, return_inverse=True)
   order = np.argsort(owner, kind='stable')
   ends = np.cumsum(np.bincount(owner))[:-1]
   return Partition(tuple(str(n) for n in names), np.split(order, ends), labels)
@@ -198,7 +202,9 @@ def _generator(purpose: str, seed: int) -> np.random.Generator:
   return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], 'little')))
 
 
-def _checked_labels(labels, num_clients):
+def _checked_labels(
+  labels: Sequence[int] | np.ndarray, num_clients: int
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns `labels` as an array and the number of examples of each class."""
   labels = np.asarray(labels)
   if num_clients < 1:
@@ -232,7 +238,7 @@ def _renormalised(proportions, stock):
 
 def _hand_out(labels, granted, generator):
   """Gives each client its number of examples of each class, chosen at random."""
-  pieces = [[] for _ in range(granted.shape[0])]
+  pieces: list[list[np.ndarray]] = [[] for _ in range(granted.shape[0])]
   for c in range(granted.shape[1]):
     rows = generator.permutation(np.flatnonzero(labels == c))
     starts = np.concatenate([[0], np.cumsum(granted[:, c])])

@@ -4,6 +4,7 @@ import collections
 import hashlib
 import re
 import string
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -68,7 +69,8 @@ def build_shakespeare(
     for split, examples in sources.load_shakespeare(data_dir).items()
   }
   roles = _choose_roles(codes, num_clients, partition_seed)
-  examples, owners, labels = {}, None, None
+  examples: dict[str, Any] = {}
+  owners = labels = np.array([])
   for split, count in _WINDOWS.items():
     windows = [_windows(codes[split][role]) for role in roles]
     if crop_windows:
@@ -90,7 +92,7 @@ def build_shakespeare(
     'shakespeare',
     train=examples['train'],
     test=examples['test'],
-    partition=partition_lib.build_natural(labels, owners),
+    partition=partition_lib.build_natural(labels, owners.tolist()),
     network=network,
     seed=seed,
     model_seed=model_seed,

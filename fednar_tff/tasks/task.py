@@ -174,7 +174,7 @@ class Task(tff.simulation.baselines.BaselineTask):
       train_preprocess_fn=self.datasets.train_preprocess_fn,
       eval_preprocess_fn=self.datasets.eval_preprocess_fn,
     )
-    return attrs.evolve(self, partition=partition, datasets=datasets)
+    return attrs.evolve(self, partition=partition, datasets=datasets)  # type: ignore[call-arg]
 
   def pooled(self) -> 'Task':
     """Returns this task with one client, `everyone`, that holds what all clients hold."""
@@ -202,12 +202,12 @@ class Task(tff.simulation.baselines.BaselineTask):
       count = int(share * len(rows))
       held_out.append(mixed[:count])
       kept.append(mixed[count:])
-    held_out = np.sort(np.concatenate(held_out))
-    if not held_out.size:
+    test_rows = np.sort(np.concatenate(held_out))
+    if not test_rows.size:
       raise ValueError(f'`share` must hold out at least one example, found {share}.')
     partition = partition_lib.Partition(self.partition.client_ids, kept, self.partition.labels)
     with tf.device('CPU:0'):
-      test_data = tf.data.Dataset.from_tensor_slices(self._gather(held_out))
+      test_data = tf.data.Dataset.from_tensor_slices(self._gather(test_rows))
     task = self.with_partition(partition)
     datasets = tff.simulation.baselines.BaselineTaskDatasets(
       train_data=task.datasets.train_data,
@@ -215,7 +215,7 @@ class Task(tff.simulation.baselines.BaselineTask):
       train_preprocess_fn=self.datasets.train_preprocess_fn,
       eval_preprocess_fn=self.datasets.eval_preprocess_fn,
     )
-    return attrs.evolve(task, datasets=datasets)
+    return attrs.evolve(task, datasets=datasets)  # type: ignore[call-arg]
 
   def examples_per_round(
     self,

@@ -93,7 +93,7 @@ def build_task(
     train_preprocess_fn=train_preprocess_fn,
     eval_preprocess_fn=eval_preprocess_fn,
   )
-  return task.Task(
+  return task.Task(  # type: ignore[call-arg] # The fields of TFF's class, which has no types.
     datasets=datasets,
     model_fn=model_fn,
     name=name,

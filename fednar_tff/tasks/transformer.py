@@ -150,7 +150,7 @@ def build_transformer(
       def param_like_first(name, shape, **kwargs):
         return param(name, shape, like=name.replace(f'layer{i}/', 'layer0/', 1), **kwargs)
 
-      param_like_first.compute_dtype = layers_lib.compute_dtype(param)
+      vars(param_like_first).update(compute_dtype=layers_lib.compute_dtype(param))
       return param_like_first
 
     # A product with one-hot rows, not a lookup: its gradient is a dense tensor on every path.

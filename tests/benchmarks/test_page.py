@@ -4,8 +4,10 @@ import pytest
 
 from benchmarks import aims, page, ratios, results, scaling
 
+_WHERE = {'commit': 'def5678', 'date': '2026-01-01 00:00 UTC', 'machine': 'a machine'}
 
-def _run(workload='B', date='2026-01-01 00:00 UTC', **seconds):
+
+def _run(workload='B', date=_WHERE['date'], **seconds):
   return {
     'kind': 'rounds',
     'workload': workload,
@@ -16,10 +18,8 @@ def _run(workload='B', date='2026-01-01 00:00 UTC', **seconds):
     'seconds': seconds,
     'skipped': {'flower': 'it is not there'},
     'versions': {'torch': {'torch': '2.13.0'}},
-    'commit': 'def5678',
-    'code': '',
+    **_WHERE,
     'date': date,
-    'machine': 'a machine',
   }
 
 
@@ -109,10 +109,13 @@ def test_line_is_fitted_and_plotted(tmp_path):
     'seconds': {'50': [1.0, 2.0], '100': [3.0, 3.0]},
     'megabytes': {'50': 900.0, '100': 910.0},
   }
-  record = {'models': {'101,730': model}}
-  scaling.plot(record, tmp_path / 'scaling.png')
+  large = {**model, 'kind': 'scaling', 'weights': 10**6}
+  small = {**model, 'kind': 'scaling', 'weights': 101_730}
+  models = scaling.models_of({'scaling-960': large, 'B1': _run(), 'scaling-280': small})
+  assert list(models) == ['101,730', '1,000,000']
+  scaling.plot(models, tmp_path / 'scaling.png')
   assert (tmp_path / 'scaling.png').stat().st_size > 5000
-  text = page.blocks({'scaling': {**_run(), **record, 'kind': 'scaling'}})['scaling']
+  text = page.blocks({'scaling-280': {**_WHERE, **small}})['scaling']
   assert _cells(text, '101,730') == [
     *('101,730', '1.50 / 3.00', '0.00 s + 30.00 ms a client, R² 1.0000', '900 / 910')
   ]

@@ -254,7 +254,7 @@ def test_bad_input_is_one_line(task, processes, tmp_path):
     process.next(state, [pair, pair])
   context = tff.program.NativeFederatedContext(runtime.create_async_in_process_context())
   with tff.framework.get_context_stack().install(context):
-    with pytest.raises(ValueError, match='`context` must be given to `keep_client_states`'):
+    with pytest.raises(ValueError, match='`context` of `keep_client_states` must be the context'):
       process.next(state, [pair])
   with pytest.raises(ValueError, match='from 1 to the number of clients, 6, found 7'):
     data_source.selection_fn(7)

@@ -59,7 +59,7 @@ class ClientPool:
     """
     self.devices = tuple(devices)
     # Where clients really ran, which only those know who look at their results.
-    self.clients_by_device = collections.Counter()
+    self.clients_by_device: collections.Counter[str] = collections.Counter()
     threads_per_device = -(-num_threads // len(devices))
     self.num_threads = threads_per_device * len(devices)
     self._executors = [
@@ -84,7 +84,9 @@ class ClientPool:
       ClientError: If `fn` raises an exception.
     """
     window = 2 * self.num_threads
-    under_way = collections.deque()
+    under_way: collections.deque[tuple[int, concurrent.futures.Future[_Result]]] = (
+      collections.deque()
+    )
     try:
       for index in range(num_clients + window):
         if index < num_clients:

@@ -163,7 +163,7 @@ def _make_pool(
     else:
       clients_per_device = accelerators.clients_that_fit()
   if num_threads is None:
-    num_threads = clients_per_device * len(devices)
+    num_threads = (clients_per_device or 1) * len(devices)
   return client_pool.ClientPool(devices, num_threads)
 
 

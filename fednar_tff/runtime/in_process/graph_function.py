@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import threading
 import weakref
+from typing import Any
 
 import tensorflow as tf
 
@@ -151,7 +152,7 @@ class GraphFunction:
     # TensorFlow runs the function of a dataset's reduce on the host, whatever device is asked for.
     self.reduces_on_host = any(node.op == 'ReduceDataset' for node in _all_nodes(graph_def))
     has_temporary_variables = any(node.op == 'TemporaryVariable' for node in _all_nodes(graph_def))
-    self._turn = _temporary_variables if has_temporary_variables else contextlib.nullcontext()
+    self._turn: Any = _temporary_variables if has_temporary_variables else contextlib.nullcontext()
     self._lock = threading.Lock()
     self._shared = None
     self._free = {}

@@ -82,7 +82,7 @@ def _split(
   live: list[steps.Step], result: list[int], is_on_clients: Callable[[int], bool]
 ) -> list[Pass]:
   """Puts each step into the first pass in which all that it reads is known."""
-  pass_of_slot = collections.defaultdict(int)
+  pass_of_slot: dict[int, int] = collections.defaultdict(int)
   pass_of_step = []
   for step in live:
     number = max((pass_of_slot[slot] for slot in step.reads), default=0)

@@ -42,9 +42,9 @@ class Round:
     self._pool = pool
     self.num_clients = num_clients
     self._server_device = pool.devices[0]
-    self.server = {}
+    self.server: steps.Values = {}
     # By client: the values that outlive its turn.
-    self.kept = [{} for _ in range(num_clients)]
+    self.kept: list[steps.Values] = [{} for _ in range(num_clients)]
 
   def ingest(self, argument) -> None:
     self._ingest(argument, self.plan.parameter, self.plan.parameter_type)

@@ -6,13 +6,14 @@ structure is a tuple of slots. A step reads slots and writes slots.
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff.runtime.in_process import graph_function, values
 
-Values = dict[int, object]
+Values = dict[int, Any]
 
 
 def flatten(tree) -> list[int]:

@@ -151,9 +151,11 @@ class Tracer:
     ):
       return argument  # Placement is a matter of slots: nothing is to be done.
     if uri in ('federated_apply', 'federated_map_all_equal'):
-      return self.apply(*argument, on_clients=False)
+      function, value = argument
+      return self.apply(function, value, on_clients=False)
     if uri == 'federated_map':
-      return self.apply(*argument, on_clients=True)
+      function, value = argument
+      return self.apply(function, value, on_clients=True)
     if uri in ('federated_eval_at_clients', 'federated_eval_at_server'):
       return self.apply(argument, None, on_clients=uri == 'federated_eval_at_clients')
     if uri == 'federated_aggregate':
@@ -161,9 +163,11 @@ class Tracer:
     if uri == 'federated_select':
       return self._select(intrinsic, *argument)
     if uri == 'sequence_reduce':
-      return self._sequence_reduce(intrinsic, *argument, on_clients)
+      sequence, zero, accumulate = argument
+      return self._sequence_reduce(intrinsic, sequence, zero, accumulate, on_clients)
     if uri == 'sequence_map':
-      return self._sequence_map(intrinsic, *argument, on_clients)
+      mapped, sequence = argument
+      return self._sequence_map(intrinsic, mapped, sequence, on_clients)
     if uri == 'sequence_sum':
       result = self.new_tree(intrinsic.type_signature.result, on_clients)
       element_type = intrinsic.type_signature.parameter.element

@@ -1,6 +1,7 @@
 """Values on their way into and out of the in-process runtime."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +23,7 @@ def _check_tensor(shape, dtype: np.dtype, type_spec: tff.TensorType) -> None:
     raise TypeError(f'A tensor must be of type {type_spec}, found one of dtype {dtype}.')
 
 
-def from_python(value: object, type_spec: tff.TensorType) -> tf.Tensor:
+def from_python(value: Any, type_spec: tff.TensorType) -> tf.Tensor:
   """Makes a tensor of what a caller gives for a tensor type.
 
   Args:
@@ -69,7 +70,7 @@ def device_suffix(device: str) -> str:
   return ':' + device.upper().split('DEVICE:')[-1].lstrip('/')
 
 
-def on_device(value: object, device: str) -> object:
+def on_device(value: Any, device: str) -> object:
   """Returns a leaf in the memory of a device; a leaf that is there already as it is.
 
   Only floating-point numbers move. What TensorFlow does with integers on a GPU (counters, shapes)
@@ -223,8 +224,8 @@ def dataset_from_leaves(rows: list[list[tf.Tensor]], element_type: tff.Type) -> 
       for leaf in _leaf_types(element_type)
     ]
     return tf.data.Dataset.from_tensor_slices(unflatten(empty, element_type))
-  dataset = None
-  run = []
+  dataset: tf.data.Dataset | None = None
+  run: list[list[tf.Tensor]] = []
   for row, following in zip(rows, [*rows[1:], None], strict=True):
     run.append(row)
     if following is not None and [t.shape for t in row] == [t.shape for t in following]:

@@ -14,8 +14,8 @@ class _LocalWorker(execution.Worker):
   def __init__(self, max_concurrent_computation_calls: int):
     super().__init__()
     self._max_concurrent_computation_calls = max_concurrent_computation_calls
-    self._process = None
-    self._connection = None
+    self._process: launcher.WorkerProcess | None = None
+    self._connection: connection.Connection | None = None
 
   def _connect(self):
     if self._process is None or not self._process.is_running:
@@ -26,6 +26,7 @@ class _LocalWorker(execution.Worker):
       if not self._connection.wait_until_ready(_SECONDS_TO_START):
         self._process.stop()
         raise RuntimeError(f"TFF's worker did not answer within {_SECONDS_TO_START:.0f} s.")
+    assert self._connection is not None  # It comes with the process.
     return self._connection.stub
 
   def _disconnect(self):

@@ -80,7 +80,7 @@ class _RemoteContext(tff.framework.SyncContext):
   def __init__(self, workers: Sequence[_RemoteWorker]):
     self._all = workers
     self._workers = _Workers(workers)
-    self._forms = {}
+    self._forms: dict[int, tff.Computation | None] = {}
     self._merging = mergeable.Merging(len(workers), self._workers.invoke)
 
   def _mergeable_form(self, computation):
