@@ -40,8 +40,8 @@ def test_counts_are_those_of_the_report(tmp_path):
   report = tmp_path / 'report.xml'
   report.write_text(
     '<testsuites><testsuite>'
-    '<testcase name="a" classname="m.T" status="run"/><testcase name="b" classname="m.T" '
-    'status="run"/>'
+    '<testcase name="a" classname="m.T" status="run"/>'
+    '<testcase name="b" classname="m.T" status="run"/>'
     '<testcase name="c" classname="m.T" status="run"><failure message="x"/></testcase>'
     '<testcase name="d" classname="m.T" status="run"><error message="x"/></testcase>'
     '<testcase name="e" classname="m.T" status="run"><skipped message="x"/></testcase>'
