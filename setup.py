@@ -1,4 +1,5 @@
-"""Installs fednar_tff. TFF itself follows with `pip install --no-deps tensorflow-federated==0.87.0`."""
+"""Installs fednar_tff. TFF itself follows with `pip install --no-deps
+tensorflow-federated==0.87.0`."""
 
 import pathlib
 import re
@@ -6,19 +7,23 @@ import re
 import setuptools
 
 HERE = pathlib.Path(__file__).parent
-# One source for the requirements: the lines that the lock files are made from.
-REQUIREMENTS = [
-  line.split('#')[0].strip()
-  for line in (HERE / 'requirements.in').read_text().splitlines()
-  if line.split('#')[0].strip()
-]
+
+
+def read_requirements(name):
+  """Returns the lines that the lock files are made from, too: one source for both."""
+  lines = [line.split('#')[0].strip() for line in (HERE / name).read_text().splitlines()]
+  return [line for line in lines if line]
+
+
+REQUIREMENTS = read_requirements('requirements.in')
 TENSORFLOW_GPU = next(
   r.replace('tensorflow==', 'tensorflow[and-cuda]==')
   for r in REQUIREMENTS
   if r.startswith('tensorflow==')
 )
-# The same CUDA packages as TensorFlow 2.14.1's extra `and-cuda`, but for TensorRT, which that extra pins to a
-# version without a build for Python 3.11, so that it cannot be installed there. Training does not use TensorRT.
+# The same CUDA packages as TensorFlow 2.14.1's extra `and-cuda`, but for TensorRT, which that extra
+# pins to a version without a build for Python 3.11, so that it cannot be installed there. Training
+# does not use TensorRT.
 CUDA = [
   'nvidia-cublas-cu11==11.11.3.6',
   'nvidia-cuda-cupti-cu11==11.8.87',
@@ -36,20 +41,23 @@ VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'fednar_tff' / '__init__.py
 setuptools.setup(
   name='fednar_tff',
   version=VERSION,
-  description='Weight decay, clipping and normalisation in federated optimization, on TensorFlow Federated.',
+  description='Weight decay, clipping and normalisation in federated optimization, on TensorFlow '
+  'Federated.',
   long_description=(HERE / 'README.md').read_text(),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
-  # Not `experiments`: its name is too common for other people's environments. It runs from the checkout, or the sdist.
+  # Not `experiments`: its name is too common for other people's environments. It runs from the
+  # checkout, or the sdist.
   packages=setuptools.find_packages(include=['fednar_tff', 'fednar_tff.*']),
   package_data={'fednar_tff': ['py.typed']},
   python_requires='>=3.10,<3.12',
   install_requires=REQUIREMENTS,
   extras_require={
+    'cluster': read_requirements('requirements-cluster.txt'),
     'gpu': [
       f'{TENSORFLOW_GPU}; python_version < "3.11"',
       *(f'{package}; python_version >= "3.11"' for package in CUDA),
-    ]
+    ],
   },
   classifiers=[
     'License :: OSI Approved :: Apache Software License',

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from fednar_tff import resident
 from fednar_tff.tasks import batches, client_datasets, resident_data, step_seeds
 from fednar_tff.tasks import partition as partition_lib
 
@@ -135,9 +136,9 @@ class Task(tff.simulation.baselines.BaselineTask):
     if self._needs_seed:
       data = step_seeds.with_seed(data, self._step_seeds(index, client_id, round_num, seed))
     size = {'num_examples': np.int32(len(rows))} if with_size else {}
-    return self._element_makers[with_size](
-      collections.OrderedDict(data=data, index=index.astype(np.int32, copy=False), **size)
-    )
+    element = collections.OrderedDict(data=data, index=index.astype(np.int32, copy=False), **size)
+    shared = () if own_rows_only else tf.nest.flatten(self._arrays)
+    return resident.remember(self._element_makers[with_size](element), element, shared)
 
   def client_batches(
     self,
