@@ -168,7 +168,8 @@ def diagnose(
   if not works.get('cluster', True):
     lines.append('Ray does not run here, so there is no cluster runtime; the others need no Ray.')
   lines.append(
-    'For several machines choose cluster, which trains on their GPUs and sends data once; remote is '
+    'For several machines choose cluster, which trains on their GPUs and sends data once; '
+    'remote is '
     "for those who have TFF's workers already."
   )
   if any(device.startswith('GPU') for device in devices):

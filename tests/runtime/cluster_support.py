@@ -1,4 +1,5 @@
-"""What the tests of the cluster runtime share: a computation that takes its time, and the workers."""
+"""What the tests of the cluster runtime share: a computation that takes its time, and the
+workers."""
 
 import time
 

@@ -1,4 +1,5 @@
-"""The cluster runtime over two hosts: network namespaces with their own addresses, a Ray node in each."""
+"""The cluster runtime over two hosts: network namespaces with their own addresses, a Ray node in
+each."""
 
 import importlib.util
 import os

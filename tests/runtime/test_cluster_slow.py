@@ -26,7 +26,8 @@ def cluster():
 
 
 def _train(context, num_rounds, num_clients=8, before_round=lambda round_num: None):
-  """Trains on the digits images; returns the weights, and the memory of this process after each round."""
+  """Trains on the digits images; returns the weights, and the memory of this process after each
+  round."""
   task = tasks.create_task('digits', num_clients=num_clients)
   process = algorithms.build_fed_avg(
     task.functional_model_fn(),

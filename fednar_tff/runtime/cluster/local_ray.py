@@ -1,7 +1,7 @@
-"""Ray on this machine, for this process alone: on loopback only, with a token, and gone when this process is.
+"""Ray on this machine, for this process alone: on loopback, with a token, gone when it ends.
 
-`ray.init()` would listen on every interface, and some of its processes outlive a driver that is killed. So Ray is started
-by the same supervisor as TFF's workers.
+`ray.init()` would listen on every interface, and some of its processes outlive a driver that is
+killed. So Ray is started by the same supervisor as TFF's workers.
 """
 
 import os
@@ -42,7 +42,8 @@ def import_ray() -> Any:
     import ray
   except ImportError as e:
     raise ImportError(
-      "The cluster runtime needs Ray, which the extra [cluster] brings: pip install 'fednar_tff[cluster]'"
+      'The cluster runtime needs Ray, which the extra [cluster] brings: pip install '
+      "'fednar_tff[cluster]'"
     ) from e
   return ray
 
@@ -92,8 +93,9 @@ class LocalRay:
     ray = import_ray()
     if not is_private:
       logging.warning(
-        'Ray was imported before, so it starts on every interface of this machine and without a token: whoever reaches '
-        'its ports can run code here. Set the cluster context before `import ray` to keep it on loopback.'
+        'Ray was imported before, so it starts on every interface of this machine and without a '
+        'token: whoever reaches its ports can run code here. Set the cluster context before '
+        '`import ray` to keep it on loopback.'
       )
     folder = pathlib.Path(tempfile.mkdtemp(prefix='fednar_ray_'))
     port = launcher.unused_port()

@@ -1,7 +1,8 @@
 """Values on their way to the workers of a cluster and back.
 
-What travels is a parcel: a pickle, and beside it the memory of its arrays, which Ray passes on without copying. A parcel
-knows its size. What stays at the workers is an object of Ray's store, and the parcel holds its number.
+What travels is a parcel: a pickle, and beside it the memory of its arrays, which Ray passes on
+without copying. A parcel knows its size. What stays at the workers is an object of Ray's store, and
+the parcel holds its number.
 """
 
 import dataclasses
@@ -122,7 +123,7 @@ class Store:
 
 
 class Packer:
-  """Turns leaves (tensors, arrays, datasets) into what can be pickled, and notes which stored values they need."""
+  """Turns leaves into what can be pickled, and notes which stored values they need."""
 
   def __init__(self, store: Store | None):
     """Makes a packer.

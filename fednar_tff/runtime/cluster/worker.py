@@ -1,4 +1,4 @@
-"""A worker of the cluster: an in-process runtime that does a piece of a round. Runs in a process that Ray starts."""
+"""A worker of the cluster: an in-process runtime, in a process that Ray starts."""
 
 import collections
 import dataclasses
