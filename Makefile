@@ -5,7 +5,7 @@ BENCH := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks
 # Two at a time, a file in one piece: most of a test is single-threaded tracing.
 PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile
 
-.PHONY: help setup demo test coverage test-slow test-stress test-full bench opponents doctor gpu-check docs conformance dist bazel lint lock clean
+.PHONY: help setup demo test coverage test-slow test-stress test-full bench opponents study results doctor gpu-check docs conformance dist bazel lint lock clean
 
 help:  ## List the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -79,5 +79,5 @@ lock: $(READY)  ## Make the lock files anew from requirements.in, -cluster.txt a
 	@tools/lock.sh
 
 clean:  ## Remove what was built, .venv included; runs/ stays.
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,5 @@
-"""Installs fednar_tff. TFF itself follows with `pip install --no-deps tensorflow-federated==0.87.0`."""
+"""Installs fednar_tff. TFF itself follows with `pip install --no-deps
+tensorflow-federated==0.87.0`."""
 
 import pathlib
 import re
@@ -20,8 +21,9 @@ TENSORFLOW_GPU = next(
   for r in REQUIREMENTS
   if r.startswith('tensorflow==')
 )
-# The same CUDA packages as TensorFlow 2.14.1's extra `and-cuda`, but for TensorRT, which that extra pins to a
-# version without a build for Python 3.11, so that it cannot be installed there. Training does not use TensorRT.
+# The same CUDA packages as TensorFlow 2.14.1's extra `and-cuda`, but for TensorRT, which that extra
+# pins to a version without a build for Python 3.11, so that it cannot be installed there. Training
+# does not use TensorRT.
 CUDA = [
   'nvidia-cublas-cu11==11.11.3.6',
   'nvidia-cuda-cupti-cu11==11.8.87',
@@ -39,11 +41,13 @@ VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'fednar_tff' / '__init__.py
 setuptools.setup(
   name='fednar_tff',
   version=VERSION,
-  description='Weight decay, clipping and normalisation in federated optimization, on TensorFlow Federated.',
+  description='Weight decay, clipping and normalisation in federated optimization, on TensorFlow '
+  'Federated.',
   long_description=(HERE / 'README.md').read_text(),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
-  # Not `experiments`: its name is too common for other people's environments. It runs from the checkout, or the sdist.
+  # Not `experiments`: its name is too common for other people's environments. It runs from the
+  # checkout, or the sdist.
   packages=setuptools.find_packages(include=['fednar_tff', 'fednar_tff.*']),
   package_data={'fednar_tff': ['py.typed']},
   python_requires='>=3.10,<3.12',

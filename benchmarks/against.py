@@ -1,4 +1,4 @@
-"""This checkout's rounds against those of another one, in turns: `python -m benchmarks.against ../before`.
+"""This checkout's rounds against another one's: `python -m benchmarks.against ../before`.
 
 Both run in this environment, each in a process of its own that takes turns with the other; see
 `benchmarks.turns`. Printed are the median of the ratios of the turns, and their range.

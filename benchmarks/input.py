@@ -1,8 +1,9 @@
 """What a round's input costs, against training on it: `python -m benchmarks.input`.
 
-A round of CIFAR-10 in the paper's shape: 20 clients x 20 steps x batches of 50, cropped and flipped. The parts take turns:
-the index tensors made in NumPy; the batches gathered, augmented and normalised in a loop; the small CNN trained on batches that
-are ready. The median over the turns is printed, with its ratio to the training. The goal is at most 10 %.
+A round of CIFAR-10 in the paper's shape: 20 clients x 20 steps x batches of 50, cropped and
+flipped. The parts take turns: the index tensors made in NumPy; the batches gathered, augmented and
+normalised in a loop; the small CNN trained on batches that are ready. The median over the turns is
+printed, with its ratio to the training. The goal is at most 10 %.
 """
 
 import os
@@ -85,7 +86,8 @@ def build_train():
 
 
 def main():
-  runtime.set_in_process_context()  # In place of TFF's, which complains at the end of a program that never used it.
+  # In place of TFF's, which complains at the end of a program that never used it.
+  runtime.set_in_process_context()
   try:
     task = tasks.create_task('cifar10', model='cnn')
   except tasks.DataError as e:

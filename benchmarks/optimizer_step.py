@@ -1,8 +1,8 @@
-"""What one step of NAR costs, against plain SGD and against clip-then-SGD: `python -m benchmarks.optimizer_step`.
+"""What a step of NAR costs, against SGD and clipping: `python -m benchmarks.optimizer_step`.
 
-Each contender takes its steps inside one `tf.function`, as in a client's local training. The contenders take turns, and
-the median over the turns is printed with its ratio to the opponents.
-The ratios, turn by turn, are kept for docs/performance.md.
+Each contender takes its steps inside one `tf.function`, as in a client's local training. The
+contenders take turns, and the median over the turns is printed with its ratio to the opponents. The
+ratios, turn by turn, are kept for docs/performance.md.
 """
 
 import os
@@ -56,7 +56,7 @@ def clip_then_sgd():
 
 
 def build_run(optimizer, shapes, num_steps):
-  """Returns a function that takes some steps and ends in a scalar, so that it waits for all of them."""
+  """Returns a function that takes some steps and waits for all of them."""
   generator = tf.random.Generator.from_seed(0)
   weights = [generator.normal(s) for s in shapes]
   gradients = [generator.normal(s) for s in shapes]
@@ -68,7 +68,8 @@ def build_run(optimizer, shapes, num_steps):
   def run(state, weights, gradients, next_gradients):
     for _ in tf.range(num_steps):
       state, weights = optimizer.next(state, weights, gradients)
-      # Two gradients take turns: of a constant one, TensorFlow would compute the norm once, outside of the loop.
+      # Two gradients take turns: of a constant one, TensorFlow would compute the norm once, outside
+      # of the loop.
       gradients, next_gradients = next_gradients, gradients
     return tf.add_n([tf.reduce_sum(w[..., 0]) for w in weights])
 
@@ -76,7 +77,8 @@ def build_run(optimizer, shapes, num_steps):
 
 
 def main():
-  runtime.set_native_context()  # In place of TFF's, which complains at the end of a program that never used it.
+  # In place of TFF's, which complains at the end of a program that never used it.
+  runtime.set_native_context()
   contenders = {
     'SGD (build_sgdm)': tff.learning.optimizers.build_sgdm(LEARNING_RATE),
     'clip_by_global_norm, then SGD': clip_then_sgd(),

@@ -1,9 +1,10 @@
-"""How fast Shakespeare is learned, beside what counting letters gives: `python -m benchmarks.shakespeare_learning`.
+"""How fast Shakespeare is learned: `python -m benchmarks.shakespeare_learning`.
 
-Trains the transformer for a number of steps, on all clients' windows mixed (`--training=central`) or by FedAvg (`federated`), and prints
-its accuracy on a sample of the test windows. Above the curve stand the accuracies of the best guess from the last one, two and three
-characters (bigrams, trigrams, four-grams): learned by counting the training windows, and the best that any such guess can be, counted on
-all test windows themselves.
+Trains the transformer for a number of steps, on all clients' windows mixed (`--training=central`)
+or by FedAvg (`federated`), and prints its accuracy on a sample of the test windows. Above the curve
+stand the accuracies of the best guess from the last one, two and three characters (bigrams,
+trigrams, four-grams): learned by counting the training windows, and the best that any such guess
+can be, counted on all test windows themselves.
 """
 
 import os
@@ -55,7 +56,7 @@ def _counts(windows, length):
 
 
 def learned_accuracy(train, test, length):
-  """Returns how often the last character of a test window is the one most frequent in `train` after the `length` before it.
+  """Returns the accuracy of guessing the most frequent character after `length` others.
 
   Where `train` does not have those, fewer of them are looked up.
 
@@ -107,7 +108,7 @@ def decay_rate(number):
 
 
 def train_centrally(task):
-  """Yields the number of steps done, the weights, the mean training loss since the last time and the share of clipped steps."""
+  """Yields the steps done, the weights, the mean training loss and the share of clipped steps."""
   import tensorflow as tf
   import tensorflow_federated as tff
 

@@ -1,7 +1,9 @@
-"""The site that `make docs` builds with Sphinx: the Markdown pages of this folder, and the API reference.
+"""The site that `make docs` builds with Sphinx: the Markdown pages of this folder, and the API
+reference.
 
-The pages are plain Markdown, so that they read well without the site, too. What Sphinx needs beyond that is here: the
-navigation, and how the docstrings, which are Google's style in Markdown, become reStructuredText.
+The pages are plain Markdown, so that they read well without the site, too. What Sphinx needs beyond
+that is here: the navigation, and how the docstrings, which are Google's style in Markdown, become
+reStructuredText.
 """
 
 import os
@@ -47,7 +49,6 @@ autodoc_member_order = 'bysource'
 autodoc_default_options = {'members': True, 'show-inheritance': False}
 autodoc_typehints = 'signature'
 autodoc_typehints_format = 'short'
-autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 90
 
@@ -60,7 +61,8 @@ def _add_navigation(app, page, source):
 
 
 def _translate_docstring(app, what, name, obj, options, lines):
-  """Fenced blocks become literal ones, and items of a list that go on in the next line stay items."""
+  """Fenced blocks become literal ones, and items of a list that go on in the next line stay
+  items."""
   text = '\n'.join(lines)
   text = re.sub(r'^( *)```\w*\n(.*?)^\1```$', _literal_block, text, flags=re.MULTILINE | re.DOTALL)
   lines[:] = text.splitlines()

@@ -51,6 +51,7 @@ def main():
         'client_optimizer': optimizer, 'weight_decay': weight_decay, 'title': name,
         'output_dir': str(OUTPUT_DIR / f'{optimizer}_wd{weight_decay:g}'),
       }  # fmt: skip
+      print(f'Training: {name} ...', flush=True)
       training.train(identity.resolve({**SETTINGS, **chosen}), quiet=True)
 
   experiment = grouping.Experiment(runs.find_runs([OUTPUT_DIR])[0])

@@ -1,7 +1,7 @@
 """Datasets of one element, some of whose arrays stay in memory from round to round.
 
-To everyone this is an ordinary `tf.data.Dataset`. A runtime that sends datasets to other machines can ask which arrays are
-resident. It sends these once, and the rest of the element in each round.
+To everyone this is an ordinary `tf.data.Dataset`. A runtime that sends datasets to other machines
+can ask which arrays are resident. It sends these once, and the rest of the element in each round.
 """
 
 from collections.abc import Iterable
@@ -26,18 +26,24 @@ class Parts:
   resident: frozenset[int]
 
 
-def make_dataset(element: Any, resident: Iterable[Any] = ()) -> tf.data.Dataset:
-  """Returns a dataset of one element that remembers what it was made of.
+def remember(
+  dataset: tf.data.Dataset, element: Any, resident: Iterable[Any] = ()
+) -> tf.data.Dataset:
+  """Returns a dataset of one element, which from now on knows what it was made of.
 
   Args:
-    element: The element, a structure of tensors and arrays.
-    resident: Those leaves of it, the very same objects, that outlive the dataset and are in other datasets, too.
+    dataset: The dataset.
+    element: Its element, a structure of tensors and arrays.
+    resident: Those leaves of it, the very same objects, that outlive the dataset and are in other
+      datasets, too.
   """
-  dataset = tf.data.Dataset.from_tensors(element)
   setattr(dataset, _ATTRIBUTE, Parts(element, frozenset(map(id, resident))))
   return dataset
 
 
 def parts_of(dataset: tf.data.Dataset) -> Parts | None:
-  """Returns what `make_dataset` made a dataset of; None for all others, those derived from such a one included."""
+  """Returns what a dataset of `remember` was made of; None for all others.
+
+  A dataset that is derived from such a one is one of the others.
+  """
   return getattr(dataset, _ATTRIBUTE, None)

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 if __name__ == '__main__':
-  # In Bazel's tree, the repository is the folder that the test starts in; pytest's options are those of pyproject.toml.
+  # In Bazel's tree, the repository is the folder that the test starts in; pytest's options are
+  # those of pyproject.toml.
   sys.path.insert(0, os.getcwd())
   sys.exit(pytest.main(['--import-mode=importlib', '-p', 'no:cacheprovider', *sys.argv[1:]]))

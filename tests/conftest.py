@@ -10,7 +10,8 @@ import pytest
 
 import fednar_tff
 
-# A shell starts background jobs with Ctrl-C ignored, and so would be all processes that tests start and interrupt.
+# A shell starts background jobs with Ctrl-C ignored, and so would be all processes that tests start
+# and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,16 +1,25 @@
-"""Stands for `python`, `pip`, `jupyter` and `make` while a test runs the shell blocks of the docs: the same commands, made small.
+"""Stands for `python`, `pip`, `jupyter` and `make` while a test runs the shell blocks of the docs:
+the same commands, made small.
 
-A block is run by bash as it is written. What would take hours, a second machine or a download is cut down here, and nowhere else:
+A block is run by bash as it is written. What would take hours, a second machine or a download is
+cut down here, and nowhere else:
 
-- `experiments.train` trains two rounds, on the digits images, into the folder that is named; its remote workers are those that the block started. What only prints is
-  done as it is written, and of a run on Shakespeare the flags are checked.
-- `experiments.sweep` lists the commands of the sweep as written (every name must be known, every flag must exist), and then
-  runs one small cell into the same folder, so that the report that follows has something to read.
-- `experiments.report --table` must know the table, in which that small cell has no place; then it reports what is there.
-- `fednar_tff.fetch` checks its arguments and fetches nothing; what is to be fetched has no place in `experiments.train` either.
-- `fednar_tff.runtime.worker` starts in the background on an unused port, twice for "on host1, and on host2"; the test stops both.
-- `jupyter execute` runs a notebook of one cell in place of the one that is named, which has to exist.
-- `make` checks the recipe without running it; `pip` checks what it is asked for against what is installed.
+- `experiments.train` trains two rounds, on the digits images, into the folder that is named; its
+  remote workers are those that the block started. What only prints is done as it is written, and of
+  a run on Shakespeare the flags are checked.
+- `experiments.sweep` lists the commands of the sweep as written (every name must be known, every
+  flag must exist), and then runs one small cell into the same folder, so that the report that
+  follows has something to read.
+- `experiments.report --table` must know the table, in which that small cell has no place; then it
+reports what is there.
+- `fednar_tff.fetch` checks its arguments and fetches nothing; what is to be fetched has no place in
+`experiments.train` either.
+- `fednar_tff.runtime.worker` starts in the background on an unused port, twice for "on host1, and
+on host2"; the test stops both.
+- `jupyter execute` runs a notebook of one cell in place of the one that is named, which has to
+exist.
+- `make` checks the recipe without running it; `pip` checks what it is asked for against what is
+installed.
 """
 
 import importlib.metadata

@@ -1,4 +1,5 @@
-"""Every command of the repository: its help does nothing else, and nothing of TensorFlow's stands before it."""
+"""Every command of the repository: its help does nothing else, and nothing of TensorFlow's stands
+before it."""
 
 import ast
 import os

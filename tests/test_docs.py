@@ -1,4 +1,5 @@
-"""Every code block in the README and the docs runs: Python as it is, shell with the long commands made small."""
+"""Every code block in the README and the docs runs: Python as it is, shell with the long commands
+made small."""
 
 import contextlib
 import os
@@ -28,7 +29,8 @@ def test_every_block_has_a_known_language(page):
 
 
 def _programs(page):
-  """A block of the README is a program, since a reader takes one of them; the other pages go from top to bottom."""
+  """A block of the README is a program, since a reader takes one of them; the other pages go from
+  top to bottom."""
   blocks = _blocks(page, 'python')
   return blocks if page.name == 'README.md' else ['\n'.join(blocks)]
 
@@ -43,8 +45,8 @@ PYTHON_PROGRAMS = [
 
 @pytest.mark.parametrize('program', PYTHON_PROGRAMS)
 def test_python_blocks_run(program, tmp_path):
-  # Through pipes, as `python example.py | tail` would: a worker of TFF that is left behind keeps them open, and runs
-  # into the time-out. The group is there to end it, then.
+  # Through pipes, as `python example.py | tail` would: a worker of TFF that is left behind keeps
+  # them open, and runs into the time-out. The group is there to end it, then.
   process = subprocess.Popen(
     [sys.executable, '-c', program],
     cwd=tmp_path,

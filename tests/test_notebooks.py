@@ -1,4 +1,5 @@
-"""The notebooks run from top to bottom, and are committed clean: outputs, but no traces of a machine."""
+"""The notebooks run from top to bottom, and are committed clean: outputs, but no traces of a
+machine."""
 
 import os
 import pathlib
@@ -28,7 +29,8 @@ def test_is_clean(path):
   assert path.stat().st_size < MAX_BYTES
   notebook = nbformat.read(path, as_version=4)
   nbformat.validate(notebook)
-  # Names of cells that stay when the notebook is made again, and nothing of the editor that made it.
+  # Names of cells that stay when the notebook is made again, and nothing of the editor that made
+  # it.
   assert [cell.id for cell in notebook.cells] == [f'cell-{i}' for i in range(len(notebook.cells))]
   assert set(notebook.metadata) == {'kernelspec', 'language_info'}
   assert notebook.metadata.kernelspec.name == 'python3'

@@ -1,4 +1,5 @@
-"""The promises of the repository itself: rooms, BUILD, lock files, set-up, examples in docstrings."""
+"""The promises of the repository itself: rooms, BUILD, lock files, set-up, examples in
+docstrings."""
 
 import collections
 import doctest

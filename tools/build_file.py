@@ -1,7 +1,8 @@
 """Writes the tests' part of BUILD: `python -m tools.build_file`, or with `--check` compares it.
 
-A test file is a `py_test` that depends on what it imports or starts as a process; what is no test is one library, `test_support`.
-The libraries and binaries above that part are listed by hand; tests/test_package.py compares them with the imports.
+A test file is a `py_test` that depends on what it imports or starts as a process; what is no test
+is one library, `test_support`. The libraries and binaries above that part are listed by hand;
+tests/test_package.py compares them with the imports.
 """
 
 import argparse
@@ -39,7 +40,7 @@ def imports_of_source(source: str) -> Iterator[str]:
 
 
 def starts(path: pathlib.Path) -> Iterator[str]:
-  """Yields the modules that a module runs in processes of their own: named in a string, or imported by a program in one."""
+  """Yields the modules that a module starts as processes, by name or in a program text."""
   for node in ast.walk(ast.parse((ROOT / path).read_text())):
     if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
       continue
@@ -89,7 +90,8 @@ def is_test(path: pathlib.Path) -> bool:
 
 
 def _data_of(path: pathlib.Path) -> str:
-  # A test that looks for the root of the repository reads files there; all others need pytest's options only.
+  # A test that looks for the root of the repository reads files there; all others need pytest's
+  # options only.
   return ':checkout' if 'parents[' in (ROOT / path).read_text() else 'pyproject.toml'
 
 

@@ -1,8 +1,9 @@
-"""Runs TFF's own tests on our in-process runtime and on TFF's own: `make conformance TFF=path/to/tensorflow-federated`.
+"""Runs TFF's own tests on both runtimes: `make conformance TFF=path/to/tensorflow-federated`.
 
-The path is a checkout of TFF's repository at the tag of the installed version. Its test files, and the helpers that TFF's wheel
-leaves out, are laid over the installed package in a temporary folder. Then each file runs on each runtime, in a process
-of its own with a time-out, and every process that it leaves behind is ended. Nothing of TFF is kept.
+The path is a checkout of TFF's repository at the tag of the installed version. Its test files, and
+the helpers that TFF's wheel leaves out, are laid over the installed package in a temporary folder.
+Then each file runs on each runtime, in a process of its own with a time-out, and every process that
+it leaves behind is ended. Nothing of TFF is kept.
 
 The runtime is put in place of the one that a file sets for itself:
 
@@ -45,7 +46,7 @@ def _installed_package() -> pathlib.Path:
 
 
 def lay_over(checkout: pathlib.Path, folder: pathlib.Path) -> None:
-  """Links the installed package into `folder`, and the Python files of a checkout that it does not have."""
+  """Links the installed package into `folder`, and the files of a checkout that it lacks."""
   for source in (_installed_package(), checkout / 'tensorflow_federated'):
     for file in source.rglob('*'):
       target = folder / 'tensorflow_federated' / file.relative_to(source)
@@ -186,6 +187,16 @@ def _line(name: str, results: dict[str, tuple[Counts, list[str]]]) -> str:
   return f'{name}: {", ".join(cells)}'
 
 
+def worse_in_process(name: str, results: dict[str, tuple[Counts, list[str]]]) -> list[str]:
+  """Lists what failed in-process and not on every other runtime."""
+  if 'in_process' not in results:
+    return []
+  counts, failed = results['in_process']
+  others = [other for runtime, (_, other) in results.items() if runtime != 'in_process']
+  problems = [*failed, *([counts.remark] if counts.remark else [])]
+  return [f'{name}: {p}' for p in problems if not others or not all(p in o for o in others)]
+
+
 def main() -> int:
   parser = argparse.ArgumentParser(
     prog='conformance', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -206,7 +217,8 @@ def main() -> int:
     parser.error(f'--runtimes must be among {_RUNTIMES}, found {sorted(unknown)}.')
   if arguments.tff is None or not (arguments.tff / 'tensorflow_federated' / 'python').is_dir():
     parser.error(
-      f"--tff must be a checkout of TFF's repository, tag v{importlib.metadata.version('tensorflow-federated')}, "
+      "--tff must be a checkout of TFF's repository, tag "
+      f'v{importlib.metadata.version("tensorflow-federated")}, '
       f'found {arguments.tff}. With make: make conformance TFF=path/to/tensorflow-federated'
     )
   checkout = arguments.tff.resolve()
@@ -229,14 +241,10 @@ def main() -> int:
           with open(arguments.json, 'a') as out:
             counts = {r: (*c, failed) for r, (c, failed) in results.items()}
             out.write(json.dumps({'file': name, **counts}) + '\n')
-        for runtime, (counts, failed) in results.items():
+        for runtime, (counts, _) in results.items():
           sums[runtime][0] += counts.passed
           sums[runtime][1] += counts.passed + counts.failed
-          if runtime == 'in_process' and (failed or counts.remark):
-            others = [f for other, (_, f) in results.items() if other != runtime]
-            for test in failed or [counts.remark]:
-              if not all(test in other for other in others) or not others:
-                worse.append(f'{name}: {test}')
+        worse += worse_in_process(name, results)
   print()
   for runtime, (passed, total) in sums.items():
     print(f'{runtime}: {passed} of {total} tests passed in {len(names)} files')

@@ -1,7 +1,7 @@
-"""Prints the coverage that `make coverage` measured, by room; fails if a branch of an update rule was not taken.
+"""Prints the coverage by room; fails if a branch of an update rule was not taken.
 
-The update rules are in fednar_tff/optimizers and fednar_tff/algorithms. A line that no test can reach is marked
-`# pragma: no cover` there, with the reason.
+The update rules are in fednar_tff/optimizers and fednar_tff/algorithms. A line that no test can
+reach is marked `# pragma: no cover` there, with the reason.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Runs every algorithm once on the paper's real models: `make test-full`, hours on a small machine.
 
-A cell is a preset of the paper (a variant, a task, an algorithm, baseline or NAR) at its own batch size, with 4
-clients x 12 steps on 2 threads instead of 20 clients x 20 steps (100 on Shakespeare): one round, then an evaluation
-on a part of the test set. Each cell is a process of its own, so that its peak memory is its own. Cells that are done
-are not run again; the table is printed at the end, with the estimate of a whole run.
+A cell is a preset of the paper (a variant, a task, an algorithm, baseline or NAR) at its own batch
+size, with 4 clients x 12 steps on 2 threads instead of 20 clients x 20 steps (100 on Shakespeare):
+one round, then an evaluation on a part of the test set. Each cell is a process of its own, so that
+its peak memory is its own. Cells that are done are not run again; the table is printed at the end,
+with the estimate of a whole run.
 """
 
 import argparse
@@ -122,10 +123,17 @@ def table(results: list[dict]) -> str:
     core_seconds_of_a_step = r['core_seconds'] / (_CLIENTS * _STEPS)
     steps = r['rounds'] * r['clients_times_steps_of_a_round']
     days = steps * core_seconds_of_a_step / _THREADS / 86400
-    rows.append((
-      r['name'], f'{r["seconds"]:.0f}', f'{r["core_seconds"]:.0f}', f'{r["peak_gb"]:.2f}',
-      f'{r["test_accuracy"]:.3f}', 'yes' if r['all_finite'] else 'NO', f'{r["rounds"]} rounds, {days:.1f} days',
-    ))  # fmt: skip
+    rows.append(
+      (
+        r['name'],
+        f'{r["seconds"]:.0f}',
+        f'{r["core_seconds"]:.0f}',
+        f'{r["peak_gb"]:.2f}',
+        f'{r["test_accuracy"]:.3f}',
+        'yes' if r['all_finite'] else 'NO',
+        f'{r["rounds"]} rounds, {days:.1f} days',
+      )
+    )
   lines = [header, ['---'] * len(header), *rows]
   return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
 

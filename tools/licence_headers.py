@@ -1,7 +1,8 @@
-"""Puts the licence into the first lines of every source file: `python -m tools.licence_headers`, or with `--check` looks for it.
+"""Puts the licence into the first lines of every source file: `python -m tools.licence_headers`, or
+with `--check` looks for it.
 
-The header is the one line that tools read, as SPDX defines it; the whole text is in LICENSE. It stands first, or after the line that
-names an interpreter. Empty files stay empty.
+The header is the one line that tools read, as SPDX defines it; the whole text is in LICENSE. It
+stands first, or after the line that names an interpreter. Empty files stay empty.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The least that TensorFlow needs: a `tf.range` loop over resident arrays, a thread on each core."""
+"""The least that TensorFlow needs: a `tf.range` loop over arrays, a thread on each core."""
 
 import collections
 import concurrent.futures

@@ -76,11 +76,13 @@ def packed_clients(workload: workloads.Workload) -> list[tf.data.Dataset]:
   arrays = workloads.arrays(workload)
   seeds = tf.zeros([workload.num_steps, 2], tf.int32)
   data = structure(workload, tf.constant(arrays['x']), tf.constant(arrays['y']), seeds)
-  return [
-    resident.make_dataset(
-      collections.OrderedDict(data=data, index=tf.constant(rows)), tf.nest.flatten(data)
-    )
+  elements = [
+    collections.OrderedDict(data=data, index=tf.constant(rows))
     for rows in workloads.index(workload)
+  ]
+  return [
+    resident.remember(tf.data.Dataset.from_tensors(element), element, tf.nest.flatten(data))
+    for element in elements
   ]
 
 

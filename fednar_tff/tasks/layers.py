@@ -213,9 +213,10 @@ class Dropout:
       alg=PHILOX,
       dtype=tf.uint32,
     )
-    octets = tf.reshape(tf.bitcast(drawn, tf.uint8), [-1, *x.shape[1:-1], 4 * words])
-    octets = octets[..., :last] if last % 4 else octets
-    return tf.cast(octets >= bound, x.dtype)
+    octets = tf.reshape(tf.bitcast(drawn, tf.uint8), tf.concat([before, [4 * words]], 0))
+    kept = (octets[..., :last] if last % 4 else octets) >= bound
+    kept.set_shape(x.shape)
+    return tf.cast(kept, x.dtype)
 
   def keep(self, x):
     """Returns `x` with zeros where it is dropped; what stays is not scaled."""

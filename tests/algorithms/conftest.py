@@ -96,7 +96,8 @@ def problem():
 
 
 def _take_round(process, state, client_states, clients, data):
-  """Runs one round of any process; the states of its clients, if they have any, are put into `client_states`."""
+  """Runs one round of any process; the states of its clients, if they have any, are put into
+  `client_states`."""
   if not algorithms.has_client_states(process):
     return process.next(state, data)
   states = [client_states.get(i, process.initial_client_state()) for i in clients]
@@ -122,7 +123,8 @@ def run_rounds():
 
 @pytest.fixture(scope='session')
 def run_beside_numpy():
-  """Runs a process and a NumPy reference side by side, and compares all that they have after each round."""
+  """Runs a process and a NumPy reference side by side, and compares all that they have after each
+  round."""
 
   def run(process, server, participants, datasets_fn, numpy_round, tolerance):
     """`numpy_round(t, clients, data)` runs the reference; returns its metrics of all rounds."""

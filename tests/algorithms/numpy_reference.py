@@ -1,4 +1,5 @@
-"""The algorithms of docs/algorithms.md once more, in float64 NumPy. Imports nothing from the package.
+"""The algorithms of docs/algorithms.md once more, in float64 NumPy. Imports nothing from the
+package.
 
 The model is `tanh(x w + b)` with squared loss; weights are lists `[w, b]`, and a client is a list
 of batches `(x, y)`. With the option `released=True`, a server follows the conventions of the
@@ -104,7 +105,8 @@ class Server:
     return self.clients[i].num_processed if by_examples else 1.0
 
   def epsilon(self):
-    """The server's epsilon in round `t`, from 1: with F6 and F8 it decays, before round 1 already."""
+    """The server's epsilon in round `t`, from 1: with F6 and F8 it decays, before round 1
+    already."""
     if not self.released:
       return self.options['eps']
     return self.options['eps'] * self.options['decay'] ** (2 * self.t)

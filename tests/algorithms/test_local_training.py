@@ -81,7 +81,8 @@ def test_all_loops_give_the_same_numbers(problem, kind):
 def test_leaves_that_are_joined_for_a_gpu_take_the_same_steps(
   problem, name, arguments, monkeypatch
 ):
-  """On a GPU, all leaves are one vector. Two rounds, so that SCAFFOLD and FedDyn have something to correct."""
+  """On a GPU, all leaves are one vector. Two rounds, so that SCAFFOLD and FedDyn have something to
+  correct."""
   results, joined = [], []
   split = local_training._Joiner.split
   monkeypatch.setattr(

@@ -1,4 +1,5 @@
-"""Every algorithm with the switches of the `reference` variant against the released code's round in float64 NumPy.
+"""Every algorithm with the switches of the `reference` variant against the released code's round in
+float64 NumPy.
 
 Six rounds of partial participation, on clients that hold 8, 11, 3 and 6 examples and take four
 steps in batches of 4: so a round has short batches, goes into the next epoch, and a client's weight
@@ -21,8 +22,8 @@ BATCH_SIZE, LOCAL_STEPS = 4, 4
 LEARNING_RATE, DECAY, WEIGHT_DECAY, BOUND = 0.4, 0.9, 0.3, 0.6
 ADAM = dict(beta_1=0.8, beta_2=0.95)
 CASES = {
-  # Arguments of the builder beside the switches, options of the NumPy reference. The epsilons are large, so that they
-  # are seen, and so is the decay.
+  # Arguments of the builder beside the switches, options of the NumPy reference. The epsilons are
+  # large, so that they are seen, and so is the decay.
   'fed_avg': ({}, {}),
   'fed_prox': ({}, {'prox': 0.001}),
   'scaffold': ({'num_clients': 4, 'total_examples': 28}, {}),

@@ -70,14 +70,29 @@ def test_linear_warm_up():
   ('build', 'message'),
   [
     (lambda: algorithms.constant(-1.0), '`value` must be a nonnegative number, found -1.0'),
-    (lambda: algorithms.cosine_decay(math.nan, 3), '`initial_value` must be a nonnegative number, found nan'),
+    (
+      lambda: algorithms.cosine_decay(math.nan, 3),
+      '`initial_value` must be a nonnegative number, found nan',
+    ),
     (lambda: algorithms.cosine_decay(0.1, 0), '`decay_rounds` must be a positive integer, found 0'),
-    (lambda: algorithms.cosine_decay(0.1, 3, 1.5), r'`final_fraction` must be a number in \[0, 1\], found 1.5'),
-    (lambda: algorithms.step_decay(0.1, 2.5), '`decay_rounds` must be a positive integer, found 2.5'),
-    (lambda: algorithms.step_decay(0.1, 2, 0.0), '`decay_rate` must be a positive number, found 0.0'),
-    (lambda: algorithms.linear_warm_up(algorithms.constant(1.0), -1), '`warm_up_rounds` must be a nonnegative integer, found -1'),
+    (
+      lambda: algorithms.cosine_decay(0.1, 3, 1.5),
+      r'`final_fraction` must be a number in \[0, 1\], found 1.5',
+    ),
+    (
+      lambda: algorithms.step_decay(0.1, 2.5),
+      '`decay_rounds` must be a positive integer, found 2.5',
+    ),
+    (
+      lambda: algorithms.step_decay(0.1, 2, 0.0),
+      '`decay_rate` must be a positive number, found 0.0',
+    ),
+    (
+      lambda: algorithms.linear_warm_up(algorithms.constant(1.0), -1),
+      '`warm_up_rounds` must be a nonnegative integer, found -1',
+    ),
   ],
-)  # fmt: skip
+)
 def test_numbers_out_of_range_are_named(build, message):
   with pytest.raises(ValueError, match=message):
     build()

@@ -1,4 +1,5 @@
-"""Every link between pages leads somewhere, every page is in the navigation, and a newcomer's questions are on the map."""
+"""Every link between pages leads somewhere, every page is in the navigation, and a newcomer's
+questions are on the map."""
 
 import ast
 import pathlib

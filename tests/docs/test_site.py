@@ -1,4 +1,5 @@
-"""The site: built without a warning, it has every public name and no other, and needs no network."""
+"""The site: built without a warning, it has every public name and no other, and needs no
+network."""
 
 import inspect
 import pathlib
@@ -23,7 +24,8 @@ def _documented(room):
 @pytest.mark.parametrize('room', ROOMS)
 def test_public_names_are_exactly_those_of_the_reference(room):
   module = getattr(fednar_tff, room)
-  # Modules inside of a room are no public names, unless a function has taken the place of one, as `simulation.run`.
+  # Modules inside of a room are no public names, unless a function has taken the place of one, as
+  # `simulation.run`.
   public = [
     name
     for name in dir(module)

@@ -8,9 +8,17 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 # Flags of a run that takes seconds.
 SMALL = [
-  '--task=synthetic', '--num_clients=6', '--clients_per_round=3', '--local_steps=2', '--batch_size=10', '--learning_rate=0.1',
-  '--weight_decay=0.01', '--max_norm=0.5', '--rounds_per_evaluation=5', '--rounds_per_checkpoint=4',
-]  # fmt: skip
+  '--task=synthetic',
+  '--num_clients=6',
+  '--clients_per_round=3',
+  '--local_steps=2',
+  '--batch_size=10',
+  '--learning_rate=0.1',
+  '--weight_decay=0.01',
+  '--max_norm=0.5',
+  '--rounds_per_evaluation=5',
+  '--rounds_per_checkpoint=4',
+]
 
 
 def call(*arguments, cwd=ROOT, module='experiments.train'):

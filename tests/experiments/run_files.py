@@ -6,13 +6,27 @@ import json
 from experiments.definition import identity
 
 METRICS = (
-  'round_num', 'test_accuracy', 'test_loss', 'train_loss', 'clipped_steps', 'total_steps', 'mean_clipped_norm',
-)  # fmt: skip
+  'round_num',
+  'test_accuracy',
+  'test_loss',
+  'train_loss',
+  'clipped_steps',
+  'total_steps',
+  'mean_clipped_norm',
+)
 # A reduced run on CIFAR-10.
 SETTINGS = {
-  'task': 'cifar10', 'model': 'cnn', 'algorithm': 'fed_avg', 'client_optimizer': 'nar', 'weight_decay': 0.01, 'alpha': 0.3,
-  'seed': 0, 'local_steps': 20, 'clients_per_round': 10, 'max_norm': 1.0,
-}  # fmt: skip
+  'task': 'cifar10',
+  'model': 'cnn',
+  'algorithm': 'fed_avg',
+  'client_optimizer': 'nar',
+  'weight_decay': 0.01,
+  'alpha': 0.3,
+  'seed': 0,
+  'local_steps': 20,
+  'clients_per_round': 10,
+  'max_norm': 1.0,
+}
 
 
 def write_run(folder, accuracies, *, diverged=False, **settings):
@@ -26,7 +40,8 @@ def write_run(folder, accuracies, *, diverged=False, **settings):
   """
   settings = {**SETTINGS, 'total_rounds': len(accuracies), **settings}
   left_out = {name for name, value in settings.items() if value is None}
-  # As `train` writes them: what a file does not say is what was done before there was a setting for it.
+  # As `train` writes them: what a file does not say is what was done before there was a setting for
+  # it.
   settings = {n: v for n, v in identity.resolve(settings).items() if n not in left_out}
   path = folder / f'run{len(list(folder.glob("run*"))):03d}'
   path.mkdir(parents=True)

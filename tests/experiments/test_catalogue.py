@@ -16,7 +16,8 @@ from fednar_tff import algorithms, optimizers, runtime, tasks
 from fednar_tff.tasks import models
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What a task takes besides settings of its own: seeds that all tasks take, and what is for stock TFF pipelines.
+# What a task takes besides settings of its own: seeds that all tasks take, and what is for stock
+# TFF pipelines.
 NOT_OF_A_TASK = {'seed', 'model_seed', 'train_client_spec'}
 
 
@@ -139,7 +140,8 @@ def test_every_algorithm_is_built_from_its_settings(name):
 
 def test_help_and_checks_need_no_tensorflow():
   code = (
-    'import sys; from experiments.definition import help_text, parsing, presets; help_text.train("x"); '
+    'import sys; from experiments.definition import help_text, parsing, presets; '
+    'help_text.train("x"); '
     'parsing.parse(["--preset=cpu/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05"]); '
     'import experiments.running.grid, experiments.running.training; '
     'sys.exit(bool({"tensorflow", "numpy", "matplotlib"} & set(sys.modules)))'

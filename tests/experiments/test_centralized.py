@@ -20,10 +20,20 @@ def _in_process():
 
 
 def test_a_round_is_steps_of_the_optimizer_on_all_data():
-  chosen = identity.resolve({
-    'task': 'synthetic', 'algorithm': 'centralized', 'num_clients': 8, 'clients_per_round': 3, 'local_steps': 4,
-    'batch_size': 10, 'learning_rate': 0.2, 'learning_rate_decay': 1.0, 'weight_decay': 0.05, 'max_norm': 0.5,
-  })  # fmt: skip
+  chosen = identity.resolve(
+    {
+      'task': 'synthetic',
+      'algorithm': 'centralized',
+      'num_clients': 8,
+      'clients_per_round': 3,
+      'local_steps': 4,
+      'batch_size': 10,
+      'learning_rate': 0.2,
+      'learning_rate_decay': 1.0,
+      'weight_decay': 0.05,
+      'max_norm': 0.5,
+    }
+  )
   task = building.create_task(chosen, building.derive_seeds(chosen))
   process = building.create_process(chosen, task)
   pooled, work = building.round_of(chosen, task)

@@ -11,9 +11,18 @@ from fednar_tff import simulation
 from tests.experiments.command import call
 
 RUN = [
-  '--task=synthetic', '--num_clients=12', '--clients_per_round=3', '--local_steps=3', '--batch_size=10', '--learning_rate=0.1',
-  '--max_norm=1', '--total_rounds=4', '--rounds_per_evaluation=2', '--rounds_per_checkpoint=2', '--quiet',
-]  # fmt: skip
+  '--task=synthetic',
+  '--num_clients=12',
+  '--clients_per_round=3',
+  '--local_steps=3',
+  '--batch_size=10',
+  '--learning_rate=0.1',
+  '--max_norm=1',
+  '--total_rounds=4',
+  '--rounds_per_evaluation=2',
+  '--rounds_per_checkpoint=2',
+  '--quiet',
+]
 
 
 def read(path):

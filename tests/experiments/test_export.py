@@ -13,10 +13,18 @@ from fednar_tff import simulation
 from tests.experiments.command import call
 
 RUN = [
-  '--task=digits', '--num_clients=5', '--clients_per_round=3', '--learning_rate=0.1', '--max_norm=1', '--total_rounds=4',
-  '--rounds_per_evaluation=2', '--rounds_per_checkpoint=2', '--quiet',
-]  # fmt: skip
-# Programs that load an exported model and count, each with nothing but the package that its format needs.
+  '--task=digits',
+  '--num_clients=5',
+  '--clients_per_round=3',
+  '--learning_rate=0.1',
+  '--max_norm=1',
+  '--total_rounds=4',
+  '--rounds_per_evaluation=2',
+  '--rounds_per_checkpoint=2',
+  '--quiet',
+]
+# Programs that load an exported model and count, each with nothing but the package that its format
+# needs.
 PROGRAMS = {
   'npz': """
 import sys, numpy as np
@@ -41,7 +49,8 @@ assert model.weights['logits/bias'].shape == [10]
 """,
 }
 COUNT = """
-assert not [m for m in sys.modules if m.startswith(('fednar_tff', 'experiments', 'tensorflow_federated'))]
+packages = ('fednar_tff', 'experiments', 'tensorflow_federated')
+assert not [m for m in sys.modules if m.startswith(packages)]
 print(np.mean(logits.argmax(-1) == test['labels']))
 """
 

@@ -9,9 +9,18 @@ from tests.experiments.command import call
 
 # With a weight decay of 5 and a learning rate of 1, the weights grow by the factor 4 in a step.
 DIVERGING = [
-  '--task=digits', '--num_clients=5', '--clients_per_round=2', '--local_steps=20', '--batch_size=20', '--client_optimizer=clip',
-  '--max_norm=1', '--learning_rate=1', '--weight_decay=5', '--total_rounds=30', '--rounds_per_evaluation=5',
-]  # fmt: skip
+  '--task=digits',
+  '--num_clients=5',
+  '--clients_per_round=2',
+  '--local_steps=20',
+  '--batch_size=20',
+  '--client_optimizer=clip',
+  '--max_norm=1',
+  '--learning_rate=1',
+  '--weight_decay=5',
+  '--total_rounds=30',
+  '--rounds_per_evaluation=5',
+]
 
 
 @pytest.fixture(scope='module')
@@ -72,8 +81,12 @@ def test_report_marks_what_diverged(swept):
 
 
 SMALL = [
-  '--task=synthetic', '--num_clients=4', '--clients_per_round=2', '--local_steps=1', '--total_rounds=1',
-]  # fmt: skip
+  '--task=synthetic',
+  '--num_clients=4',
+  '--clients_per_round=2',
+  '--local_steps=1',
+  '--total_rounds=1',
+]
 
 
 @pytest.mark.parametrize('name', ['config', 'result'])
@@ -116,9 +129,13 @@ def test_run_says_what_a_batch_is_if_it_is_more_than_a_client_holds(tmp_path):
 def test_failure_inside_a_client_is_one_line_with_client_and_operation(tmp_path):
   (tmp_path / 'failing_task.py').write_text(FAILING_TASK)
   arguments = [
-    '--task_module=failing_task', '--task=failing', '--clients_per_round=2', '--local_steps=1', '--batch_size=5',
+    '--task_module=failing_task',
+    '--task=failing',
+    '--clients_per_round=2',
+    '--local_steps=1',
+    '--batch_size=5',
     f'--output_dir={tmp_path / "run"}',
-  ]  # fmt: skip
+  ]
   result = call(*arguments, cwd=tmp_path)
   assert result.returncode == 1
   (line,) = [line for line in result.stderr.splitlines() if line.startswith('train: ')]

@@ -33,7 +33,8 @@ def lines_of(page):
 
 
 def overlapping_texts(page):
-  """Returns the pairs of visible texts of a page that lie over each other, and texts outside of it."""
+  """Returns the pairs of visible texts of a page that lie over each other, and texts outside of
+  it."""
   renderer = backend_agg.FigureCanvasAgg(page).get_renderer()
   page.draw_without_rendering()
   ticks = [a.xaxis.get_ticklabels() + a.yaxis.get_ticklabels() for a in page.axes]
@@ -63,9 +64,15 @@ def write_grid(folder, algorithms, alphas, decays, optimizers=('clip', 'nar'), s
   cells = itertools.product(algorithms, alphas, decays, optimizers, seeds)
   for number, (algorithm, alpha, decay, optimizer, seed) in enumerate(cells):
     write_run(
-      folder, list(np.linspace(0.1, 0.2 + number / 1000, 10)), algorithm=algorithm, alpha=alpha, weight_decay=decay,
-      client_optimizer=optimizer, seed=seed, **more,
-    )  # fmt: skip
+      folder,
+      list(np.linspace(0.1, 0.2 + number / 1000, 10)),
+      algorithm=algorithm,
+      alpha=alpha,
+      weight_decay=decay,
+      client_optimizer=optimizer,
+      seed=seed,
+      **more,
+    )
 
 
 def test_a_band_says_what_it_is(tmp_path):
@@ -240,9 +247,18 @@ def test_no_text_lies_over_another(tmp_path, name):
 def test_legend_of_an_evaluation_covers_no_client():
   spread = types.SimpleNamespace(mean=0.9)
   found = evaluations.Evaluation(
-    'A title', 50, {}, [f'client {i}' for i in range(20)], [9] * 20, np.linspace(0.8, 1, 20), spread, spread,
-    np.eye(10), types.SimpleNamespace(before=np.ones(20), after=np.ones(20)), 10,
-  )  # fmt: skip
+    'A title',
+    50,
+    {},
+    [f'client {i}' for i in range(20)],
+    [9] * 20,
+    np.linspace(0.8, 1, 20),
+    spread,
+    spread,
+    np.eye(10),
+    types.SimpleNamespace(before=np.ones(20), after=np.ones(20)),
+    10,
+  )
   page = evaluations.plot(found)
   assert not overlapping_texts(page)
   assert not any(axes.get_legend() for axes in page.axes)

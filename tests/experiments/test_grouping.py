@@ -156,19 +156,51 @@ def test_floats_that_differ_look_different():
     ('config.json', '{"settings": {', 'config.json cannot be read'),
     ('config.json', '[]', 'config.json must hold an object, found list'),
     ('config.json', '{}', 'config.json has no settings'),
-    ('config.json', '{"settings": {"algorithm": "fed_magic", "total_rounds": 1}}', "config.json has an unknown algorithm, 'fed_magic'"),
-    ('config.json', '{"settings": {"client_optimizer": "adam", "total_rounds": 1}}', "config.json has an unknown client_optimizer, 'adam'"),
-    ('config.json', '{"settings": {"alpha": [1], "total_rounds": 1}}', 'config.json: `alpha` must be of type float, found [1]'),
-    ('config.json', '{"settings": {"task": ["digits"], "total_rounds": 1}}', "config.json: `task` must be of type str, found ['digits']"),
-    ('config.json', '{"settings": {"learning_rate": "fast"}}', "config.json: `learning_rate` must be of type float, found 'fast'"),
-    ('metrics.csv', 'round_num,test_accuracy\n1,much\n', "metrics.csv, line 2 cannot be read (could not convert string to float: 'much')"),
-    ('metrics.csv', 'round_num,test_accuracy\n1,0.5\n2\n', 'metrics.csv, line 3 has not as many values as there are names'),
-    ('metrics.csv', 'round_num,test_accuracy\n2,0.5\n1,0.5\n', 'metrics.csv, line 3 is not a later round than the one before'),
+    (
+      'config.json',
+      '{"settings": {"algorithm": "fed_magic", "total_rounds": 1}}',
+      "config.json has an unknown algorithm, 'fed_magic'",
+    ),
+    (
+      'config.json',
+      '{"settings": {"client_optimizer": "adam", "total_rounds": 1}}',
+      "config.json has an unknown client_optimizer, 'adam'",
+    ),
+    (
+      'config.json',
+      '{"settings": {"alpha": [1], "total_rounds": 1}}',
+      'config.json: `alpha` must be of type float, found [1]',
+    ),
+    (
+      'config.json',
+      '{"settings": {"task": ["digits"], "total_rounds": 1}}',
+      "config.json: `task` must be of type str, found ['digits']",
+    ),
+    (
+      'config.json',
+      '{"settings": {"learning_rate": "fast"}}',
+      "config.json: `learning_rate` must be of type float, found 'fast'",
+    ),
+    (
+      'metrics.csv',
+      'round_num,test_accuracy\n1,much\n',
+      "metrics.csv, line 2 cannot be read (could not convert string to float: 'much')",
+    ),
+    (
+      'metrics.csv',
+      'round_num,test_accuracy\n1,0.5\n2\n',
+      'metrics.csv, line 3 has not as many values as there are names',
+    ),
+    (
+      'metrics.csv',
+      'round_num,test_accuracy\n2,0.5\n1,0.5\n',
+      'metrics.csv, line 3 is not a later round than the one before',
+    ),
     ('metrics.csv', 'test_accuracy\n0.5\n', 'metrics.csv has no column round_num'),
     ('metrics.csv', b'round_num,test_accuracy\n1,\xff\xfe\n', 'metrics.csv, line 2 cannot be read'),
     ('result.json', '{"diverged"', 'result.json cannot be read'),
   ],
-)  # fmt: skip
+)
 def test_a_damaged_file_is_named_and_its_run_left_out(tmp_path, name, content, message):
   good = write_run(tmp_path, [0.5])
   damaged = write_run(tmp_path, [0.6], seed=1)

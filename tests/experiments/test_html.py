@@ -65,7 +65,8 @@ def page(tmp_path_factory):
 def test_has_tables_figures_settings_partition_and_clipping(page):
   texts = Checker(page).texts
   for part in (
-    'Accuracy by round', 'Frequency and strength of clipping', 'Who holds what', 'Settings of all runs', '4 runs',
+    'Accuracy by round', 'Frequency and strength of clipping', 'Who holds what',
+    'Settings of all runs', '4 runs',
     'FedAvg', '50.00 (1)', 'finished', 'clipped steps a round',
   ):  # fmt: skip
     assert part in texts, part

@@ -1,11 +1,13 @@
-"""Two runs share a cell if, and only if, all settings that change results are equal but for the seeds."""
+"""Two runs share a cell if, and only if, all settings that change results are equal but for the
+seeds."""
 
 import pytest
 
 from experiments.definition import catalogue, identity, settings
 from tests.experiments.other_values import another_value
 
-# For each choice a base that differs only there, so that every setting means something in one of them.
+# For each choice a base that differs only there, so that every setting means something in one of
+# them.
 BASES = [
   {'task': task, 'algorithm': algorithm, 'client_optimizer': optimizer}
   for task in catalogue.TASKS
@@ -54,12 +56,25 @@ def test_a_default_and_the_same_value_given_are_one_run(task):
 
 
 def test_an_old_config_is_filled_in():
-  # As version 0.1.0 wrote it: every setting that means something, defaults of task and algorithm as None.
+  # As version 0.1.0 wrote it: every setting that means something, defaults of task and algorithm as
+  # None.
   old = {
-    'task': 'digits', 'model': None, 'num_clients': None, 'alpha': None, 'partition': None, 'algorithm': 'fed_adam',
-    'client_weighting': 'uniform', 'client_optimizer': 'sgd', 'learning_rate': 0.1, 'local_steps': None, 'local_epochs': 3,
-    'server_learning_rate': None, 'seed': 3, 'title': '', 'no_longer_a_setting': 1,
-  }  # fmt: skip
+    'task': 'digits',
+    'model': None,
+    'num_clients': None,
+    'alpha': None,
+    'partition': None,
+    'algorithm': 'fed_adam',
+    'client_weighting': 'uniform',
+    'client_optimizer': 'sgd',
+    'learning_rate': 0.1,
+    'local_steps': None,
+    'local_epochs': 3,
+    'server_learning_rate': None,
+    'seed': 3,
+    'title': '',
+    'no_longer_a_setting': 1,
+  }
   found = identity.resolve(old)
   assert (found['model'], found['num_clients'], found['alpha']) == ('mlp', 20, 1.0)
   assert found['server_learning_rate'] == 0.1 and found['local_epochs'] == 3
@@ -75,9 +90,14 @@ def test_a_run_from_before_there_were_schedules_is_the_run_that_it_was():
     'weight_decay_decay': 1.0,
   }
   now = {
-    'learning_rate': 0.1, 'weight_decay': 0.01, 'learning_rate_schedule': 'exponential', 'learning_rate_decay': 0.99,
-    'weight_decay_schedule': 'exponential', 'learning_rate_warm_up': 0, 'weight_decay_warm_up': 0,
-  }  # fmt: skip
+    'learning_rate': 0.1,
+    'weight_decay': 0.01,
+    'learning_rate_schedule': 'exponential',
+    'learning_rate_decay': 0.99,
+    'weight_decay_schedule': 'exponential',
+    'learning_rate_warm_up': 0,
+    'weight_decay_warm_up': 0,
+  }
   assert identity.identity(identity.of_config(old)) == identity.identity(now)
   assert not identity.difference(identity.of_config(old), now)
   default = identity.identity({})
@@ -89,9 +109,19 @@ def test_a_run_from_before_there_were_schedules_is_the_run_that_it_was():
 
 def test_names_spell_schedules():
   cosine = {'learning_rate_schedule': 'cosine', 'learning_rate_decay_rounds': 40}
-  names = {identity.run_name(s) for s in ({}, {'weight_decay_schedule': 'constant'}, cosine, {**cosine, 'learning_rate_decay_rounds': 50})}  # fmt: skip
+  names = {
+    identity.run_name(s)
+    for s in (
+      {},
+      {'weight_decay_schedule': 'constant'},
+      cosine,
+      {**cosine, 'learning_rate_decay_rounds': 50},
+    )
+  }
   assert len(names) == 4
-  assert '_A10_learning_rate_schedulecosine_learning_rate_decay_rounds40_' in identity.run_name(cosine)  # fmt: skip
+  assert '_A10_learning_rate_schedulecosine_learning_rate_decay_rounds40_' in identity.run_name(
+    cosine
+  )
 
 
 def test_a_task_that_is_not_known_here_keeps_what_was_saved():
@@ -126,9 +156,19 @@ def test_difference_shows_what_makes_runs_different_and_only_that():
 def test_names_tell_runs_apart_and_spell_no_defaults():
   assert identity.run_name({}) == 'digits_mlp_fed_avg_nar_alpha1_lr0.01_wd0_A10_seed0'
   changed = {
-    'learning_rate': 0.1, 'max_norm': 1.0, 'model': 'cnn', 'alpha': 0.5, 'weight_decay': 0.1, 'batch_size': 10, 'seed': 1,
-    'local_epochs': 2, 'partition': 'iid', 'model_seed': 4, 'client_optimizer': 'sgd', 'algorithm': 'fed_avgm',
-  }  # fmt: skip
+    'learning_rate': 0.1,
+    'max_norm': 1.0,
+    'model': 'cnn',
+    'alpha': 0.5,
+    'weight_decay': 0.1,
+    'batch_size': 10,
+    'seed': 1,
+    'local_epochs': 2,
+    'partition': 'iid',
+    'model_seed': 4,
+    'client_optimizer': 'sgd',
+    'algorithm': 'fed_avgm',
+  }
   names = {identity.run_name({name: value}) for name, value in changed.items()}
   assert len(names) == len(changed) and identity.run_name({}) not in names
   assert identity.run_name({'batch_size': 10}).endswith('_A10_batch_size10_seed0')

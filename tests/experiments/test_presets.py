@@ -25,8 +25,9 @@ def test_tables_and_figures_have_the_papers_cells_and_together_all_of_them():
   assert sizes == {'cifar10': 36, 'shakespeare': 24}
   sizes = {name: len(presets.cells(figure=name)) for name in presets.FIGURES}
   assert sizes == {'weight_decay': 90, 'robustness': 12, 'clipping': 18, 'curves': 36}
-  # 36 + 24 + 90 + 12, less what a figure has from the table on CIFAR-10 or from another figure: 12 cells of `weight_decay` are
-  # the table's baselines (at alpha 0.3 and 10), and 6 of `robustness` are baselines of `weight_decay`.
+  # 36 + 24 + 90 + 12, less what a figure has from the table on CIFAR-10 or from another figure: 12
+  # cells of `weight_decay` are the table's baselines (at alpha 0.3 and 10), and 6 of `robustness`
+  # are baselines of `weight_decay`.
   assert len(presets.cells()) == 36 + 24 + 90 + 12 - 12 - 6 == NUM_CELLS
 
 
@@ -37,35 +38,105 @@ def test_cells_of_two_variants_have_different_names():
 
 def common_cifar(**changes):
   return {
-    'task': 'cifar10', 'model': 'resnet18', 'num_clients': 100, 'clients_per_round': 20, 'batch_size': 50, 'local_steps': 20,
-    'learning_rate': 0.01, 'learning_rate_decay': 0.998, 'max_norm': 10.0, **changes,
-  }  # fmt: skip
+    'task': 'cifar10',
+    'model': 'resnet18',
+    'num_clients': 100,
+    'clients_per_round': 20,
+    'batch_size': 50,
+    'local_steps': 20,
+    'learning_rate': 0.01,
+    'learning_rate_decay': 0.998,
+    'max_norm': 10.0,
+    **changes,
+  }
 
 
 def common_shakespeare(**changes):
   return {
-    'task': 'shakespeare', 'model': 'transformer', 'num_clients': 100, 'clients_per_round': 20, 'learning_rate_decay': 0.998,
-    'max_norm': 10.0, 'dropout': 0.1, **changes,
-  }  # fmt: skip
+    'task': 'shakespeare',
+    'model': 'transformer',
+    'num_clients': 100,
+    'clients_per_round': 20,
+    'learning_rate_decay': 0.998,
+    'max_norm': 10.0,
+    'dropout': 0.1,
+    **changes,
+  }
 
 
 @pytest.mark.parametrize(
   'name, expected',
   [
-    ('paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05', common_cifar(total_rounds=1000, augmentation='per_image', pooling='global', weight_decay=0.05)),
-    ('paper/cifar10_fed_prox_clip_alpha1_steps20_wd0.05', common_cifar(proximal_strength=0.001, alpha=1.0)),
-    ('paper/cifar10_fed_avgm_nar_alpha10_steps20_wd0.01', common_cifar(server_momentum=0.9, weight_decay=0.01)),
-    ('paper/cifar10_scaffold_clip_alpha0.3_steps5_wd0.0001', common_cifar(local_steps=5, weight_decay=0.0001)),
-    ('paper/shakespeare_scaffold_nar_wd0.001', common_shakespeare(total_rounds=300, local_epochs=5, batch_size=100, learning_rate=0.1)),
-    ('reference/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05', common_cifar(total_rounds=1001, augmentation='per_batch', pooling='top_left', first_round_decays=True, norm_epsilon=1e-6, client_weighting='num_examples')),
-    ('reference/cifar10_fed_adam_clip_alpha0.3_steps20_wd0.01', common_cifar(total_rounds=301, server_learning_rate=0.1, server_epsilon=0.01, server_variant='reference')),
-    ('reference/cifar10_fed_exp_clip_alpha0.3_steps20_wd0.01', common_cifar(extrapolation_epsilon=0.0, average_last_two=True)),
-    ('reference/shakespeare_fed_avg_nar_wd0.001', common_shakespeare(total_rounds=1001, local_steps=100, batch_size=100, learning_rate=0.1, sampling_seed=0)),
-    ('reference/shakespeare_fed_prox_nar_wd0.001', common_shakespeare(local_steps=20, batch_size=500, learning_rate=0.1)),
-    ('reference/shakespeare_fed_avgm_nar_wd0.001', common_shakespeare(local_steps=100, learning_rate=0.01)),
-    ('cpu/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.1', common_cifar(model='cnn', clients_per_round=5, batch_size=20, learning_rate=0.05, max_norm=1.0, total_rounds=50)),
+    (
+      'paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05',
+      common_cifar(
+        total_rounds=1000, augmentation='per_image', pooling='global', weight_decay=0.05
+      ),
+    ),
+    (
+      'paper/cifar10_fed_prox_clip_alpha1_steps20_wd0.05',
+      common_cifar(proximal_strength=0.001, alpha=1.0),
+    ),
+    (
+      'paper/cifar10_fed_avgm_nar_alpha10_steps20_wd0.01',
+      common_cifar(server_momentum=0.9, weight_decay=0.01),
+    ),
+    (
+      'paper/cifar10_scaffold_clip_alpha0.3_steps5_wd0.0001',
+      common_cifar(local_steps=5, weight_decay=0.0001),
+    ),
+    (
+      'paper/shakespeare_scaffold_nar_wd0.001',
+      common_shakespeare(total_rounds=300, local_epochs=5, batch_size=100, learning_rate=0.1),
+    ),
+    (
+      'reference/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05',
+      common_cifar(
+        total_rounds=1001,
+        augmentation='per_batch',
+        pooling='top_left',
+        first_round_decays=True,
+        norm_epsilon=1e-6,
+        client_weighting='num_examples',
+      ),
+    ),
+    (
+      'reference/cifar10_fed_adam_clip_alpha0.3_steps20_wd0.01',
+      common_cifar(
+        total_rounds=301, server_learning_rate=0.1, server_epsilon=0.01, server_variant='reference'
+      ),
+    ),
+    (
+      'reference/cifar10_fed_exp_clip_alpha0.3_steps20_wd0.01',
+      common_cifar(extrapolation_epsilon=0.0, average_last_two=True),
+    ),
+    (
+      'reference/shakespeare_fed_avg_nar_wd0.001',
+      common_shakespeare(
+        total_rounds=1001, local_steps=100, batch_size=100, learning_rate=0.1, sampling_seed=0
+      ),
+    ),
+    (
+      'reference/shakespeare_fed_prox_nar_wd0.001',
+      common_shakespeare(local_steps=20, batch_size=500, learning_rate=0.1),
+    ),
+    (
+      'reference/shakespeare_fed_avgm_nar_wd0.001',
+      common_shakespeare(local_steps=100, learning_rate=0.01),
+    ),
+    (
+      'cpu/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.1',
+      common_cifar(
+        model='cnn',
+        clients_per_round=5,
+        batch_size=20,
+        learning_rate=0.05,
+        max_norm=1.0,
+        total_rounds=50,
+      ),
+    ),
   ],
-)  # fmt: skip
+)
 def test_settings_are_the_published_ones(name, expected):
   found = parsing.parse([f'--preset={name}'])
   assert {k: found.get(k) for k in expected} == expected
@@ -88,10 +159,16 @@ def test_printed_flags_define_the_same_run():
   'names, message',
   [
     ({'table': 'mnist'}, '--table=mnist is unknown: it takes cifar10, shakespeare.'),
-    ({'figure': 'wd'}, '--figure=wd is unknown: it takes weight_decay, robustness, clipping, curves.'),
-    ({'table': 'cifar10', 'variant': 'gpu'}, '--variant=gpu is unknown: it takes paper, reference, cpu.'),
+    (
+      {'figure': 'wd'},
+      '--figure=wd is unknown: it takes weight_decay, robustness, clipping, curves.',
+    ),
+    (
+      {'table': 'cifar10', 'variant': 'gpu'},
+      '--variant=gpu is unknown: it takes paper, reference, cpu.',
+    ),
   ],
-)  # fmt: skip
+)
 def test_unknown_names_are_told(names, message):
   with pytest.raises(UsageError) as e:
     presets.cells(**names)
@@ -99,7 +176,9 @@ def test_unknown_names_are_told(names, message):
 
 
 def test_unknown_preset_is_told_what_is_near():
-  with pytest.raises(UsageError, match=r'did you mean paper/cifar10_fed_avg_nar_alpha0\.3_steps20_wd0\.05\?'):  # fmt: skip
+  with pytest.raises(
+    UsageError, match=r'did you mean paper/cifar10_fed_avg_nar_alpha0\.3_steps20_wd0\.05\?'
+  ):
     presets.preset('paper/cifar10_fed_avg_nar_alpha0.3_wd0.05')
   with pytest.raises(UsageError, match='a name begins with paper/, reference/, cpu/.'):
     presets.preset('x')

@@ -51,7 +51,8 @@ def folder(tmp_path):
 def test_a_table_has_means_deviations_differences_and_missing_cells(folder):
   table = table_of(folder)
   assert table.header == ['algorithm', 'WD', 'baseline', 'NAR', 'NAR - baseline [95 % CI]']
-  # The differences are 5, 6 and 4: their mean is 5, their deviation 1, and t(0.975, 2) / sqrt(3) = 2.484.
+  # The differences are 5, 6 and 4: their mean is 5, their deviation 1, and t(0.975, 2) / sqrt(3) =
+  # 2.484.
   assert table.rows == [
     ['FedAvg', '0.01', '52.00 ± 2.00 (3)', '57.00 ± 1.73 (3)', '+5.00 [+2.52, +7.48]'],
     ['FedAvg', '0.1', '10.00 (1)', 'missing', '-'],
@@ -62,7 +63,8 @@ def test_a_table_has_means_deviations_differences_and_missing_cells(folder):
 
 
 def test_learning_rates_are_no_seeds(tmp_path):
-  # A grid of two rates, one seed: the differences are 0 and -0.56, not a mean of -9.31 over "two seeds".
+  # A grid of two rates, one seed: the differences are 0 and -0.56, not a mean of -9.31 over "two
+  # seeds".
   for rate, baseline, nar in ((0.01, 0.1889, 0.1889), (0.1, 0.3750, 0.3694)):
     write_run(tmp_path, [baseline], learning_rate=rate, client_optimizer='clip')
     write_run(tmp_path, [nar], learning_rate=rate)
@@ -110,14 +112,34 @@ def test_a_mixed_folder_has_separate_rows(tmp_path):
   write_preset(tmp_path, name, [0.6, 0.61], **base, alpha=10.0)
   table = table_of(tmp_path)
   assert table.header[:-3] == [
-    'algorithm', 'alpha', 'augmentation', 'pooling', 'client weighting', 'lr', 'first round decays', 'norm epsilon', 'steps',
-    'epochs', 'baseline', 'NAR',
-  ]  # fmt: skip
+    'algorithm',
+    'alpha',
+    'augmentation',
+    'pooling',
+    'client weighting',
+    'lr',
+    'first round decays',
+    'norm epsilon',
+    'steps',
+    'epochs',
+    'baseline',
+    'NAR',
+  ]
   text = ['0.3', 'per_image', 'global', 'uniform', '0.01', 'no', '0', '20', '-']
   released = ['0.3', 'per_batch', 'top_left', 'num_examples', '0.01', 'yes', '1e-06', '20', '-']
 
   def changed(**values):
-    names = ['alpha', 'augmentation', 'pooling', 'weighting', 'lr', 'first', 'epsilon', 'steps', 'epochs']  # fmt: skip
+    names = [
+      'alpha',
+      'augmentation',
+      'pooling',
+      'weighting',
+      'lr',
+      'first',
+      'epsilon',
+      'steps',
+      'epochs',
+    ]
     return [values.get(name, value) for name, value in zip(names, text)]
 
   expected = {
@@ -159,7 +181,11 @@ def test_the_papers_number_stands_beside_its_own_kind_only(preset, change, expec
   'preset, change, expected',
   [
     ('paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05', {}, False),
-    ('paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05', {'model': None, 'num_clients': None}, False),
+    (
+      'paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05',
+      {'model': None, 'num_clients': None},
+      False,
+    ),
     ('paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05', {'total_rounds': 999}, True),
     ('paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05', {'model': 'cnn'}, True),
     ('paper/cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05', {'batch_size': 20}, True),
@@ -170,7 +196,7 @@ def test_the_papers_number_stands_beside_its_own_kind_only(preset, change, expec
     ('reference/shakespeare_fed_prox_nar_wd0.001', {}, False),
     ('cpu/shakespeare_fed_prox_nar_wd0.001', {}, True),
   ],
-)  # fmt: skip
+)
 def test_only_what_is_smaller_than_published_is_called_reduced(preset, change, expected):
   assert presets.is_reduced({**presets.preset(preset), **change}) == expected
 
@@ -178,7 +204,8 @@ def test_only_what_is_smaller_than_published_is_called_reduced(preset, change, e
 def test_the_title_has_what_all_runs_share_and_says_reduced(folder, tmp_path):
   assert (
     table_of(folder).title
-    == 'Reduced setting: cifar10, cnn, 100 clients, alpha 0.3, lr 0.01, A = 1, 20 steps, batch 50, 3 rounds, 10 clients a round'
+    == 'Reduced setting: cifar10, cnn, 100 clients, alpha 0.3, lr 0.01, A = 1, 20 steps, batch '
+    '50, 3 rounds, 10 clients a round'
   )
   write_run(tmp_path / 'full', [0.1], task='digits', model=None)
   assert table_of(tmp_path / 'full').title.startswith('digits, mlp, ')
@@ -194,7 +221,8 @@ def test_cells_of_both_sizes_are_counted(tmp_path):
 
 
 def write_table(folder, variant, skip=()):
-  """Writes the runs of the table on CIFAR-10: NAR is five points ahead, and each cell has its number."""
+  """Writes the runs of the table on CIFAR-10: NAR is five points ahead, and each cell has its
+  number."""
   for index, (name, settings) in enumerate(presets.cells('cifar10', variant=variant).items()):
     if name not in skip:
       pair = index % 3 + 3 * (index // 6)
@@ -215,10 +243,20 @@ def test_the_papers_table_has_its_layout(tmp_path):
     f'alpha {alpha}: {side}' for alpha in ('0.3', '1', '10') for side in ('baseline', 'NAR')
   ]
   assert table.rows[:3] == [
-    ['FedAvg', '0.05', 'measured', '0.00 (1)', '5.00 (1)', '1.00 (1)', '6.00 (1)', '2.00 (1)', '7.00 (1)'],
+    [
+      'FedAvg',
+      '0.05',
+      'measured',
+      '0.00 (1)',
+      '5.00 (1)',
+      '1.00 (1)',
+      '6.00 (1)',
+      '2.00 (1)',
+      '7.00 (1)',
+    ],
     ['FedAvg', '0.05', 'NAR - baseline', '', '+5.00', '', '+5.00', '', '+5.00'],
     ['FedAvg', '0.05', 'paper', '85.19', '87.64', '88.50', '89.55', '89.45', '90.23'],
-  ]  # fmt: skip
+  ]
   by_line = {(row[0], row[2]): row[3:] for row in table.rows}
   assert len(by_line) == 18
   assert by_line['FedExP', 'measured'][2:4] == ['10.00 (1)', 'missing']
@@ -286,7 +324,10 @@ def test_the_binary_writes_tables_and_figures(folder, tmp_path):
 def test_the_binary_prints_a_table_by_name(tmp_path):
   write_table(tmp_path / 'runs', 'cpu')
   write_run(tmp_path / 'runs', [0.99])
-  shown = [report(f'--runs={tmp_path / "runs"}', '--table=cifar10', *more, cwd=tmp_path) for more in ([], ['--variant=cpu'])]  # fmt: skip
+  shown = [
+    report(f'--runs={tmp_path / "runs"}', '--table=cifar10', *more, cwd=tmp_path)
+    for more in ([], ['--variant=cpu'])
+  ]
   assert shown[0].returncode == 0, shown[0].stderr
   assert shown[0].stdout == shown[1].stdout and '99.00' not in shown[0].stdout
   assert 'Table cifar10, variant cpu' in shown[0].stdout
@@ -298,10 +339,20 @@ def test_the_binary_prints_a_table_by_name(tmp_path):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (['--figures=typo'], '--figures=typo is unknown; allowed are weight_decay, robustness, clipping, curves and partition.'),
+    (
+      ['--figures=typo'],
+      '--figures=typo is unknown; allowed are weight_decay, robustness, clipping, curves and '
+      'partition.',
+    ),
     (['--table=typo'], 'flag --table=typo: value should be one of <cifar10|shakespeare>'),
-    (['--table=cifar10', '--variant=typo'], 'flag --variant=typo: value should be one of <paper|reference|cpu>'),
-    (['--variant=cpu'], '--variant=cpu means nothing without --table; it takes cifar10, shakespeare.'),
+    (
+      ['--table=cifar10', '--variant=typo'],
+      'flag --variant=typo: value should be one of <paper|reference|cpu>',
+    ),
+    (
+      ['--variant=cpu'],
+      '--variant=cpu means nothing without --table; it takes cifar10, shakespeare.',
+    ),
     (['--statistic=typo'], 'value should be one of <final|best|last10>'),
     (['--runs='], '--runs= is empty; it takes folders that hold run directories.'),
     (['--runs=runs,'], '--runs= is empty; it takes folders that hold run directories.'),
@@ -311,7 +362,7 @@ def test_the_binary_prints_a_table_by_name(tmp_path):
     (['--output_dir=file/report'], '--output_dir=file/report: Not a directory.'),
     (['extra'], "'extra' is not a flag; all arguments are --name=value."),
   ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, arguments, message):
   write_run(tmp_path / 'runs', [0.5])
   shutil.copytree(tmp_path / 'runs', tmp_path / 'copy')

@@ -41,7 +41,8 @@ def num_rounds_written(path):
 
 
 def kill_at_random_moments(arguments, path, num_kills, total_rounds, generator):
-  """Starts a run again and again, and kills it after a random round of those that are left, at any point of the next."""
+  """Starts a run again and again, and kills it after a random round of those that are left, at any
+  point of the next."""
   for kill in range(num_kills):
     process = start(*arguments, f'--output_dir={path}')
     target = total_rounds * (kill + generator.random()) / (num_kills + 0.5)
@@ -187,7 +188,8 @@ from fednar_tff import tasks
 
 def build(*, num_clients=4, alpha=0.5, dropout=0.0, partition_seed=0):
   return tasks.create_task(
-    'synthetic', num_clients=num_clients, alpha=alpha, dropout=dropout, partition_seed=partition_seed
+    'synthetic', num_clients=num_clients, alpha=alpha, dropout=dropout,
+    partition_seed=partition_seed,
   )
 
 tasks.register_task('clouds', build)
@@ -197,7 +199,12 @@ tasks.register_task('clouds', build)
 def test_task_of_a_users_own_module(tmp_path):
   (tmp_path / 'my_package').mkdir()
   (tmp_path / 'my_package' / 'clouds.py').write_text(TASK_MODULE)
-  arguments = ['--task_module=my_package.clouds', '--task=clouds', '--clients_per_round=3', '--total_rounds=1']  # fmt: skip
+  arguments = [
+    '--task_module=my_package.clouds',
+    '--task=clouds',
+    '--clients_per_round=3',
+    '--total_rounds=1',
+  ]
   result = call(*arguments, '--alpha=0.7', '--output_dir=run', cwd=tmp_path)
   assert result.returncode == 0, result.stderr
   saved = json.loads((tmp_path / 'run' / 'config.json').read_text())['settings']
@@ -304,7 +311,14 @@ def test_sweep_lists_runs_skips_and_reports(preset, tmp_path):
 
   # One cell holds another run, and one cannot be written: the others run all the same.
   taken = tmp_path / 'runs' / 'small_weight_decay0.1_seed0'
-  first = call(*SMALL, '--total_rounds=4', '--max_norm=2', '--weight_decay=0.1', '--quiet', f'--output_dir={taken}')  # fmt: skip
+  first = call(
+    *SMALL,
+    '--total_rounds=4',
+    '--max_norm=2',
+    '--weight_decay=0.1',
+    '--quiet',
+    f'--output_dir={taken}',
+  )
   assert first.returncode == 0 and not first.stdout, first.stdout + first.stderr
   blocked = tmp_path / 'runs' / 'small_weight_decay0.1_seed1'
   blocked.touch()
@@ -335,9 +349,13 @@ def test_sweep_lists_runs_skips_and_reports(preset, tmp_path):
 
 def test_sweep_of_two_variants_has_a_directory_for_each_cell(tmp_path):
   listed = call(
-    '--presets=paper/cifar10_fed_avg_*_alpha0.3_steps20_wd0.05,cpu/cifar10_fed_avg_*_alpha0.3_steps20_wd0.05',
-    '--dry_run', '--set=data_dir=/some/where', module='experiments.sweep', cwd=tmp_path,
-  )  # fmt: skip
+    '--presets=paper/cifar10_fed_avg_*_alpha0.3_steps20_wd0.05,cpu/'
+    'cifar10_fed_avg_*_alpha0.3_steps20_wd0.05',
+    '--dry_run',
+    '--set=data_dir=/some/where',
+    module='experiments.sweep',
+    cwd=tmp_path,
+  )
   directories = [command[-1] for command in commands_of(listed)]
   assert len(set(directories)) == 4
   assert directories[0] == (
@@ -373,24 +391,61 @@ def test_tables_and_figures_by_name(arguments, count, tmp_path):
     ([], 'give one of --table, --figure and --presets.'),
     (['--table=cifar10', '--figure=curves'], 'give one of --table, --figure and --presets.'),
     (['--table=mnist'], '--table=mnist is unknown: it takes cifar10, shakespeare.'),
-    (['--figure=typo'], '--figure=typo is unknown: it takes weight_decay, robustness, clipping, curves.'),
-    (['--table=cifar10', '--variant=gpu'], '--variant=gpu is unknown: it takes paper, reference, cpu.'),
+    (
+      ['--figure=typo'],
+      '--figure=typo is unknown: it takes weight_decay, robustness, clipping, curves.',
+    ),
+    (
+      ['--table=cifar10', '--variant=gpu'],
+      '--variant=gpu is unknown: it takes paper, reference, cpu.',
+    ),
     (['--presets='], '--presets is empty; it takes names of presets, patterns of them, or files.'),
-    (['--presets=none.flags'], '--preset=none.flags is unknown; a name begins with paper/, reference/, cpu/.'),
-    (['--presets=cpu/cifar10_fed_avg_*', '--variant=cpu'], '--variant goes with --table or --figure; the name of a preset begins with it.'),
+    (
+      ['--presets=none.flags'],
+      '--preset=none.flags is unknown; a name begins with paper/, reference/, cpu/.',
+    ),
+    (
+      ['--presets=cpu/cifar10_fed_avg_*', '--variant=cpu'],
+      '--variant goes with --table or --figure; the name of a preset begins with it.',
+    ),
     (['--table=cifar10', '--seeds='], "--seeds takes nonnegative integers as 0,1,2, found ''."),
-    (['--table=cifar10', '--seeds=0,x'], "--seeds takes nonnegative integers as 0,1,2, found '0,x'."),
-    (['--table=cifar10', '--seeds=0,0'], 'two cells would share the folder paper/cifar10_fed_avg_clip_alpha0.3_steps20_wd0.05_seed0.'),
+    (
+      ['--table=cifar10', '--seeds=0,x'],
+      "--seeds takes nonnegative integers as 0,1,2, found '0,x'.",
+    ),
+    (
+      ['--table=cifar10', '--seeds=0,0'],
+      'two cells would share the folder paper/cifar10_fed_avg_clip_alpha0.3_steps20_wd0.05_seed0.',
+    ),
     (['--table=cifar10', '--alphas=5'], '--alphas=5: the cells have 0.3, 1, 10.'),
-    (['--table=cifar10', '--algorithms='], '--algorithms=: the cells have fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm.'),
-    (['--table=cifar10', '--set=weight_decay'], "--set takes name=value or name=a,b,c, found 'weight_decay'."),
-    (['--table=cifar10', '--set=weight_decai=1'], "--set takes a setting of `train`, found 'weight_decai=1'."),
-    (['--table=cifar10', '--set=seed=1'], "--set takes a setting of `train`, found 'seed=1'; --seeds is a flag of its own."),
-    (['--table=shakespeare', '--set=weight_decay=-1'], 'paper/shakespeare_fed_avg_clip_wd0.0001_weight_decay-1_seed0: --weight_decay=-1.0 is out of range: it takes a nonnegative number.'),
-    (['--table=cifar10', '--output_dir=/dev/null/x'], '--output_dir=/dev/null/x cannot be written: Not a directory.'),
+    (
+      ['--table=cifar10', '--algorithms='],
+      '--algorithms=: the cells have fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm.',
+    ),
+    (
+      ['--table=cifar10', '--set=weight_decay'],
+      "--set takes name=value or name=a,b,c, found 'weight_decay'.",
+    ),
+    (
+      ['--table=cifar10', '--set=weight_decai=1'],
+      "--set takes a setting of `train`, found 'weight_decai=1'.",
+    ),
+    (
+      ['--table=cifar10', '--set=seed=1'],
+      "--set takes a setting of `train`, found 'seed=1'; --seeds is a flag of its own.",
+    ),
+    (
+      ['--table=shakespeare', '--set=weight_decay=-1'],
+      'paper/shakespeare_fed_avg_clip_wd0.0001_weight_decay-1_seed0: --weight_decay=-1.0 is out '
+      'of range: it takes a nonnegative number.',
+    ),
+    (
+      ['--table=cifar10', '--output_dir=/dev/null/x'],
+      '--output_dir=/dev/null/x cannot be written: Not a directory.',
+    ),
     (['please'], "'please' is not a flag; all arguments are --name=value."),
   ],
-)  # fmt: skip
+)
 def test_wrong_sweeps_are_one_line(arguments, message, tmp_path):
   result = call(*arguments, module='experiments.sweep', cwd=tmp_path)
   assert result.returncode == 2 and result.stderr == f'sweep: {message}\n'

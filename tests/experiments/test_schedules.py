@@ -34,10 +34,19 @@ def test_a_run_has_the_rates_of_its_flags(rate, given, expected):
 
 def test_a_longer_run_continues_a_shorter_one_along_its_schedules(tmp_path):
   flags = {
-    'task': 'synthetic', 'clients_per_round': 2, 'local_steps': 1, 'rounds_per_evaluation': 1, 'learning_rate': 0.1, 'weight_decay': 0.2,
-    'learning_rate_schedule': 'cosine', 'learning_rate_decay_rounds': 4, 'learning_rate_warm_up': 1,
-    'weight_decay_schedule': 'step', 'weight_decay_decay_rounds': 2, 'weight_decay_decay': 0.5,
-  }  # fmt: skip
+    'task': 'synthetic',
+    'clients_per_round': 2,
+    'local_steps': 1,
+    'rounds_per_evaluation': 1,
+    'learning_rate': 0.1,
+    'weight_decay': 0.2,
+    'learning_rate_schedule': 'cosine',
+    'learning_rate_decay_rounds': 4,
+    'learning_rate_warm_up': 1,
+    'weight_decay_schedule': 'step',
+    'weight_decay_decay_rounds': 2,
+    'weight_decay_decay': 0.5,
+  }
 
   def train(folder, total_rounds):
     chosen = {**flags, 'output_dir': str(tmp_path / folder), 'total_rounds': total_rounds}

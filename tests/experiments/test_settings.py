@@ -8,47 +8,163 @@ from tests.experiments.command import call
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (['--algorithm=fedavg'], 'value should be one of <fed_avg|fed_prox|scaffold|fed_exp|fed_adam|fed_avgm|fed_dyn|centralized>'),
-    (['--task=mnist'], '--task=mnist is unknown: it takes digits, cifar10, cifar100, shakespeare, synthetic, or a task that --task_module registers.'),
-    (['--task=synthetic', '--model=cnn'], '--model=cnn does not fit --task=synthetic: it takes mlp.'),
-    (['--task=cifar100', '--partition_seed=1'], '--partition_seed means nothing with --task=cifar100; it goes with task digits, cifar10, shakespeare, synthetic.'),
-    (['--partition=iid', '--alpha=1'], '--alpha means nothing with --partition=iid; it goes with partition dirichlet, dirichlet_unequal.'),
-    (['--task=cifar10', '--model=cnn', '--pooling=top_left'], '--pooling means nothing with --model=cnn; it goes with model resnet18.'),
-    (['--algorithm=fed_dyn', '--server_learning_rate=1'], '--server_learning_rate means nothing with --algorithm=fed_dyn; it goes with algorithm fed_avg,'),
-    (['--task_module=no_such_module'], "--task_module=no_such_module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+    (
+      ['--algorithm=fedavg'],
+      'value should be one of <fed_avg|fed_prox|scaffold|fed_exp|fed_adam|fed_avgm|fed_dyn|'
+      'centralized>',
+    ),
+    (
+      ['--task=mnist'],
+      '--task=mnist is unknown: it takes digits, cifar10, cifar100, shakespeare, synthetic, or '
+      'a task that --task_module registers.',
+    ),
+    (
+      ['--task=synthetic', '--model=cnn'],
+      '--model=cnn does not fit --task=synthetic: it takes mlp.',
+    ),
+    (
+      ['--task=cifar100', '--partition_seed=1'],
+      '--partition_seed means nothing with --task=cifar100; it goes with task digits, cifar10, '
+      'shakespeare, synthetic.',
+    ),
+    (
+      ['--partition=iid', '--alpha=1'],
+      '--alpha means nothing with --partition=iid; it goes with partition dirichlet, '
+      'dirichlet_unequal.',
+    ),
+    (
+      ['--task=cifar10', '--model=cnn', '--pooling=top_left'],
+      '--pooling means nothing with --model=cnn; it goes with model resnet18.',
+    ),
+    (
+      ['--algorithm=fed_dyn', '--server_learning_rate=1'],
+      '--server_learning_rate means nothing with --algorithm=fed_dyn; it goes with algorithm '
+      'fed_avg,',
+    ),
+    (
+      ['--task_module=no_such_module'],
+      '--task_module=no_such_module cannot be imported: ModuleNotFoundError: No module named '
+      "'no_such_module'",
+    ),
     (['--preset=paper/cifar10'], '--preset=paper/cifar10 is unknown; '),
-    (['--learning_rat=0.1'], "Unknown command line flag 'learning_rat'. Did you mean: learning_rate"),
+    (
+      ['--learning_rat=0.1'],
+      "Unknown command line flag 'learning_rat'. Did you mean: learning_rate",
+    ),
     (['--learning_rate=fast'], "could not convert string to float: 'fast'"),
-    (['--learning_rate=-1'], '--learning_rate=-1.0 is out of range: it takes a nonnegative number.'),
-    (['--learning_rate_decay=1.5'], '--learning_rate_decay=1.5 is out of range: it takes a number in (0, 1].'),
-    (['--learning_rate_schedule=linear'], 'value should be one of <constant|exponential|cosine|step>'),
-    (['--learning_rate_schedule=constant', '--learning_rate_decay=0.9'], '--learning_rate_decay means nothing with --learning_rate_schedule=constant; it goes with learning_rate_schedule exponential, step.'),
-    (['--weight_decay_final_fraction=0.5'], '--weight_decay_final_fraction means nothing with --weight_decay_schedule=exponential; it goes with weight_decay_schedule cosine.'),
-    (['--weight_decay_schedule=cosine'], '--weight_decay_schedule=cosine needs --weight_decay_decay_rounds, a number of rounds.'),
-    (['--learning_rate_schedule=step', '--learning_rate_decay_rounds=0'], '--learning_rate_decay_rounds=0 is out of range: it takes a positive number.'),
-    (['--learning_rate_warm_up=-1'], '--learning_rate_warm_up=-1 is out of range: it takes a nonnegative number.'),
-    (['--learning_rate_schedule=constant', '--weight_decay_schedule=constant', '--first_round_decays'], '--first_round_decays means nothing with --learning_rate_schedule=constant and --weight_decay_schedule=constant; it goes with a schedule exponential.'),
-    (['--algorithm=fed_adam', '--server_variant=reference', '--learning_rate_schedule=constant'], '--server_variant=reference decays with the learning rate and needs --learning_rate_schedule=exponential, found constant.'),
+    (
+      ['--learning_rate=-1'],
+      '--learning_rate=-1.0 is out of range: it takes a nonnegative number.',
+    ),
+    (
+      ['--learning_rate_decay=1.5'],
+      '--learning_rate_decay=1.5 is out of range: it takes a number in (0, 1].',
+    ),
+    (
+      ['--learning_rate_schedule=linear'],
+      'value should be one of <constant|exponential|cosine|step>',
+    ),
+    (
+      ['--learning_rate_schedule=constant', '--learning_rate_decay=0.9'],
+      '--learning_rate_decay means nothing with --learning_rate_schedule=constant; it goes with '
+      'learning_rate_schedule exponential, step.',
+    ),
+    (
+      ['--weight_decay_final_fraction=0.5'],
+      '--weight_decay_final_fraction means nothing with --weight_decay_schedule=exponential; it '
+      'goes with weight_decay_schedule cosine.',
+    ),
+    (
+      ['--weight_decay_schedule=cosine'],
+      '--weight_decay_schedule=cosine needs --weight_decay_decay_rounds, a number of rounds.',
+    ),
+    (
+      ['--learning_rate_schedule=step', '--learning_rate_decay_rounds=0'],
+      '--learning_rate_decay_rounds=0 is out of range: it takes a positive number.',
+    ),
+    (
+      ['--learning_rate_warm_up=-1'],
+      '--learning_rate_warm_up=-1 is out of range: it takes a nonnegative number.',
+    ),
+    (
+      [
+        '--learning_rate_schedule=constant',
+        '--weight_decay_schedule=constant',
+        '--first_round_decays',
+      ],
+      '--first_round_decays means nothing with --learning_rate_schedule=constant and '
+      '--weight_decay_schedule=constant; it goes with a schedule exponential.',
+    ),
+    (
+      ['--algorithm=fed_adam', '--server_variant=reference', '--learning_rate_schedule=constant'],
+      '--server_variant=reference decays with the learning rate and needs '
+      '--learning_rate_schedule=exponential, found constant.',
+    ),
     (['--max_norm=0'], '--max_norm=0.0 is out of range: it takes a positive number.'),
-    (['--runtime=native', '--notf32'], '--tf32 means nothing with --runtime=native; it goes with runtime in_process, cluster.'),
-    (['--clients_per_device=0'], '--clients_per_device=0 is out of range: it takes a positive number.'),
-    (['--client_optimizer=sgd', '--max_norm=1'], '--max_norm means nothing with --client_optimizer=sgd; it goes with client_optimizer nar, clip.'),
-    (['--proximal_strength=0.1'], '--proximal_strength means nothing with --algorithm=fed_avg; it goes with algorithm fed_prox.'),
-    (['--server_momentum=0.5', '--algorithm=fed_adam'], '--server_momentum means nothing with --algorithm=fed_adam; it goes with algorithm fed_avgm.'),
-    (['--task=shakespeare', '--alpha=1'], '--alpha means nothing with --task=shakespeare; it goes with task digits, cifar10, synthetic.'),
-    (['--local_steps=5', '--local_epochs=1'], '--local_steps and --local_epochs exclude each other: give one.'),
-    (['--clients_per_round=30', '--num_clients=20'], '--clients_per_round=30 is more than --num_clients=20.'),
-    (['--task=synthetic', '--clients_per_round=99'], '--clients_per_round=99 is more than --num_clients=10.'),
-    (['--runtime=remote'], '--runtime=remote needs --workers=host:port,host:port, found --workers=.'),
-    (['--runtime=remote', '--workers=foo'], '--runtime=remote needs --workers=host:port,host:port, found --workers=foo.'),
-    (['--runtime=remote', '--workers=a:1,b:99999'], '--runtime=remote needs --workers=host:port,host:port, found --workers=a:1,b:99999.'),
-    (['--output_dir=/proc/none/run'], '--output_dir=/proc/none/run cannot be written: No such file or directory.'),
-    (['--output_dir=/dev/null/run'], '--output_dir=/dev/null/run cannot be written: Not a directory.'),
+    (
+      ['--runtime=native', '--notf32'],
+      '--tf32 means nothing with --runtime=native; it goes with runtime in_process, cluster.',
+    ),
+    (
+      ['--clients_per_device=0'],
+      '--clients_per_device=0 is out of range: it takes a positive number.',
+    ),
+    (
+      ['--client_optimizer=sgd', '--max_norm=1'],
+      '--max_norm means nothing with --client_optimizer=sgd; it goes with client_optimizer nar, '
+      'clip.',
+    ),
+    (
+      ['--proximal_strength=0.1'],
+      '--proximal_strength means nothing with --algorithm=fed_avg; it goes with algorithm '
+      'fed_prox.',
+    ),
+    (
+      ['--server_momentum=0.5', '--algorithm=fed_adam'],
+      '--server_momentum means nothing with --algorithm=fed_adam; it goes with algorithm fed_avgm.',
+    ),
+    (
+      ['--task=shakespeare', '--alpha=1'],
+      '--alpha means nothing with --task=shakespeare; it goes with task digits, cifar10, '
+      'synthetic.',
+    ),
+    (
+      ['--local_steps=5', '--local_epochs=1'],
+      '--local_steps and --local_epochs exclude each other: give one.',
+    ),
+    (
+      ['--clients_per_round=30', '--num_clients=20'],
+      '--clients_per_round=30 is more than --num_clients=20.',
+    ),
+    (
+      ['--task=synthetic', '--clients_per_round=99'],
+      '--clients_per_round=99 is more than --num_clients=10.',
+    ),
+    (
+      ['--runtime=remote'],
+      '--runtime=remote needs --workers=host:port,host:port, found --workers=.',
+    ),
+    (
+      ['--runtime=remote', '--workers=foo'],
+      '--runtime=remote needs --workers=host:port,host:port, found --workers=foo.',
+    ),
+    (
+      ['--runtime=remote', '--workers=a:1,b:99999'],
+      '--runtime=remote needs --workers=host:port,host:port, found --workers=a:1,b:99999.',
+    ),
+    (
+      ['--output_dir=/proc/none/run'],
+      '--output_dir=/proc/none/run cannot be written: No such file or directory.',
+    ),
+    (
+      ['--output_dir=/dev/null/run'],
+      '--output_dir=/dev/null/run cannot be written: Not a directory.',
+    ),
     (['--total_rounds=0'], '--total_rounds=0 is out of range: it takes a positive number.'),
     (['--flagfile=not/there.flags'], 'not/there.flags'),
     (['train', 'please'], "'train' is not a flag; all arguments are --name=value."),
   ],
-)  # fmt: skip
+)
 def test_wrong_flags_are_one_line(arguments, message, tmp_path):
   result = call(*arguments, cwd=tmp_path)
   assert result.returncode == 2

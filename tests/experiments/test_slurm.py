@@ -100,9 +100,15 @@ def test_sweep_runs_its_cells_on_slurm(slurm, tmp_path):
   preset.write_text('\n'.join([*SMALL, '--total_rounds=4']) + '\n')
   runs = tmp_path / 'runs'
   result = call(
-    f'--presets={preset}', '--seeds=0,1', f'--output_dir={runs}', '--executor=slurm', '--slurm_minutes=10', '--slurm_cpus=1',
-    module='experiments.sweep', cwd=tmp_path,
-  )  # fmt: skip
+    f'--presets={preset}',
+    '--seeds=0,1',
+    f'--output_dir={runs}',
+    '--executor=slurm',
+    '--slurm_minutes=10',
+    '--slurm_cpus=1',
+    module='experiments.sweep',
+    cwd=tmp_path,
+  )
   assert result.returncode == 0, result.stdout + result.stderr
   assert '2 done, 0 diverged, 0 failed' in result.stdout
   for seed in (0, 1):

@@ -83,17 +83,40 @@ def test_train_takes_the_settings_of_each_run(name):
 def test_rows_are_thinned_to_evaluations_with_means_since_the_one_before():
   rows = [
     {'round_num': 1, 'clipped_steps': 0, 'total_steps': 10, 'train_loss': 3.0},
-    {'round_num': 2, 'clipped_steps': 1, 'total_steps': 10, 'train_loss': 1.0, 'mean_clipped_norm': 2.0,
-     'test_accuracy': 0.5},
+    {
+      'round_num': 2,
+      'clipped_steps': 1,
+      'total_steps': 10,
+      'train_loss': 1.0,
+      'mean_clipped_norm': 2.0,
+      'test_accuracy': 0.5,
+    },
     {'round_num': 3, 'clipped_steps': 3, 'total_steps': 10, 'mean_clipped_norm': 4.0},
-    {'round_num': 4, 'clipped_steps': 1, 'total_steps': 10, 'mean_clipped_norm': 8.0, 'test_accuracy': 0.6},
-  ]  # fmt: skip
+    {
+      'round_num': 4,
+      'clipped_steps': 1,
+      'total_steps': 10,
+      'mean_clipped_norm': 8.0,
+      'test_accuracy': 0.6,
+    },
+  ]
   assert results.thin(rows) == [
-    {'round_num': 2, 'test_accuracy': 0.5, 'train_loss': 2.0, 'clipped_steps': 0.5, 'total_steps': 10.0,
-     'mean_clipped_norm': 2.0},
-    {'round_num': 4, 'test_accuracy': 0.6, 'clipped_steps': 2.0, 'total_steps': 10.0,
-     'mean_clipped_norm': 5.0},
-  ]  # fmt: skip
+    {
+      'round_num': 2,
+      'test_accuracy': 0.5,
+      'train_loss': 2.0,
+      'clipped_steps': 0.5,
+      'total_steps': 10.0,
+      'mean_clipped_norm': 2.0,
+    },
+    {
+      'round_num': 4,
+      'test_accuracy': 0.6,
+      'clipped_steps': 2.0,
+      'total_steps': 10.0,
+      'mean_clipped_norm': 5.0,
+    },
+  ]
 
 
 def test_a_record_becomes_the_run_that_it_was_made_of():

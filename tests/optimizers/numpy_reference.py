@@ -1,4 +1,5 @@
-"""The update rules of docs/paper.md once more, in float64 NumPy on lists of arrays. Imports nothing from the package."""
+"""The update rules of docs/paper.md once more, in float64 NumPy on lists of arrays. Imports nothing
+from the package."""
 
 import numpy as np
 

@@ -349,7 +349,8 @@ def test_gradient_that_is_not_finite_shows_in_every_weight(name, bad):
 
 @pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
-  # The squares (1e6) and the decayed gradient (7e4 > 65504) overflow float16; 300 and 400 make 500 in any precision.
+  # The squares (1e6) and the decayed gradient (7e4 > 65504) overflow float16; 300 and 400 make 500
+  # in any precision.
   weights = [tf.constant([60000.0, 0.0], dtype)]
   g = [tf.constant([10000.0 - 256.0, 0.0], dtype)]
   statistics, found = one_step(optimizers.build_nar(1.0, 1.0, 1000.0), weights, g)

@@ -63,7 +63,8 @@ def functional_model():
 
 
 def train_client(kernel, bias, batches, oracle):
-  """Runs an oracle over a client's batches; the gradients of the mean squared error are written out."""
+  """Runs an oracle over a client's batches; the gradients of the mean squared error are written
+  out."""
   for x, y in batches:
     x, y = np.array(x), np.array(y)
     error = 2 * (x @ kernel + bias - y) / len(y)

@@ -1,4 +1,5 @@
-"""The paper's statements, as properties: Condition 1, Lemma 1 (with its erratum), and the bound behind Theorem 1."""
+"""The paper's statements, as properties: Condition 1, Lemma 1 (with its erratum), and the bound
+behind Theorem 1."""
 
 import hypothesis
 import numpy as np
@@ -54,7 +55,8 @@ def test_condition_1_bounds_the_decay_of_weights_without_gradient(
 
 
 def run_round(x, targets, num_steps, learning_rate, weight_decay, bound, server_rate):
-  """Runs FedAvg-NAR on quadratics by the package's optimizer; returns the new model and all local (lam, mu, g)."""
+  """Runs FedAvg-NAR on quadratics by the package's optimizer; returns the new model and all local
+  (lam, mu, g)."""
   finals, histories = [], []
   for target in targets:
     local, history = x, []
@@ -107,7 +109,8 @@ def test_lemma_1_as_printed_is_off_by_one():
 @hypothesis.given(st.integers(0, 2**32 - 1), BOUNDS, WEIGHT_DECAYS)
 @hypothesis.settings(max_examples=10)
 def test_model_norm_grows_at_most_linearly_in_the_rounds(seed, bound, weight_decay):
-  """Behind Theorem 1: each of `tau` local steps is at most `l A` long, so `||x^t|| <= ||x^0|| + t server_rate tau l A`."""
+  """Behind Theorem 1: each of `tau` local steps is at most `l A` long, so `||x^t|| <= ||x^0|| + t
+  server_rate tau l A`."""
   random = np.random.default_rng(seed)
   num_clients, num_steps, learning_rate, server_rate = 3, 2, 0.25, 1.5
   x = start = random.normal(size=5)
@@ -130,7 +133,8 @@ def test_model_norm_grows_at_most_linearly_in_the_rounds(seed, bound, weight_dec
 
 
 def test_the_baseline_breaks_the_linear_bound_that_nar_keeps():
-  """So the property above says something: with a large decay the baseline's steps are not bounded."""
+  """So the property above says something: with a large decay the baseline's steps are not
+  bounded."""
   x = np.array([1e4, -1e4, 1e4, -1e4, 1e4])
   baseline = optimizers.build_clipped_sgd(1.0, 0.5, 1.0)
   _, (stepped,) = baseline.next(

@@ -10,7 +10,8 @@ import tensorflow_federated as tff
 from fednar_tff import optimizers
 from tests.optimizers import numpy_reference
 
-# All hparams are sums of few powers of two: float32 holds them exactly, so float64 runs can be compared to 1e-12.
+# All hparams are sums of few powers of two: float32 holds them exactly, so float64 runs can be
+# compared to 1e-12.
 LR, WD, SMALL, LARGE = 0.125, 0.25, 0.75, 64.0
 
 RULES = {
@@ -58,7 +59,8 @@ def initial_weights(dtype=np.float32):
 
 
 def gradients(weights, step):
-  """The gradient of a quadratic whose minimum moves with the step; stable at the learning rate used."""
+  """The gradient of a quadratic whose minimum moves with the step; stable at the learning rate
+  used."""
   shift = np.float64(step + 1)
   return collections.OrderedDict(
     a=0.5 * (weights['a'] - 0.5 * shift), b=1.5 * (weights['b'] + 0.25 * shift)

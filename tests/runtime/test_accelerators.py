@@ -1,4 +1,5 @@
-"""What the runtime does about GPUs, as far as it can be seen without one: steps compiled by XLA, unused cards, memory, states."""
+"""What the runtime does about GPUs, as far as it can be seen without one: steps compiled by XLA,
+unused cards, memory, states."""
 
 import re
 import subprocess
@@ -81,8 +82,10 @@ def test_no_card_is_no_problem(tmp_path):
 
 def test_the_reason_is_the_last_line_on_gpus():
   log = (
-    '2026-01-01 10:00:00.1: I tensorflow/core/platform/cpu_feature_guard.cc:182] This binary is optimized to use CUDA\n'
-    '2026-01-01 10:00:01.2: W tensorflow/core/common_runtime/gpu/gpu_device.cc:2211] Cannot dlopen some GPU libraries.\n'
+    '2026-01-01 10:00:00.1: I tensorflow/core/platform/cpu_feature_guard.cc:182] This binary is '
+    'optimized to use CUDA\n'
+    '2026-01-01 10:00:01.2: W tensorflow/core/common_runtime/gpu/gpu_device.cc:2211] Cannot '
+    'dlopen some GPU libraries.\n'
     'Skipping registering GPU devices...\n'
   )
   assert accelerators._reason_in(log) == 'Cannot dlopen some GPU libraries.'
@@ -171,7 +174,9 @@ state = tff.TensorType(np.float32, [3])
 def work(server, client):
   return server + client
 
-@tff.federated_computation(tff.FederatedType(state, tff.SERVER), tff.FederatedType(state, tff.CLIENTS))
+at_server, at_clients = (tff.FederatedType(state, p) for p in (tff.SERVER, tff.CLIENTS))
+
+@tff.federated_computation(at_server, at_clients)
 def run(server, clients):
   new = tff.federated_map(work, (tff.federated_broadcast(server), clients))
   return new, tff.federated_sum(new)

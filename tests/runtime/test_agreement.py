@@ -195,7 +195,8 @@ def test_model_aggregators(contexts, client_data, aggregator):
 
 
 def test_differentially_private_aggregator(contexts, client_data):
-  # Without noise, because noise is another one on each runtime; the clipping adapts and the sums are the same.
+  # Without noise, because noise is another one on each runtime; the clipping adapts and the sums
+  # are the same.
   aggregator = tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
     noise_multiplier=0.0, clients_per_round=_NUM_CLIENTS, initial_l2_norm_clip=0.05
   )

@@ -1,4 +1,5 @@
-"""The asynchronous in-process context: the same results, in order, while the program's loop goes on."""
+"""The asynchronous in-process context: the same results, in order, while the program's loop goes
+on."""
 
 import asyncio
 import threading

@@ -1,9 +1,9 @@
 """One graph in many threads at the same time gives the bits of one thread.
 
 For large tensors, TensorFlow's memory optimizer turns a sum into a temporary variable, in which
-clients that trained at the same time used to meet (`runtime/in_process/call_options.py`). The graphs here make
-that rewrite certain, at small cost: it needs terms that live while more than 205 MB are *estimated*
-to be in use, and such a tensor stands in a branch that is never taken.
+clients that trained at the same time used to meet (`runtime/in_process/call_options.py`). The
+graphs here make that rewrite certain, at small cost: it needs terms that live while more than 205
+MB are *estimated* to be in use, and such a tensor stands in a branch that is never taken.
 """
 
 import collections
@@ -24,7 +24,8 @@ _REPEATS = int(os.environ.get('FEDNAR_STRESS', 2))
 
 
 def _sum_of_large_terms(x):
-  """Sums terms of the shape of `x`, as a graph that the optimizer takes for one that is short of memory."""
+  """Sums terms of the shape of `x`, as a graph that the optimizer takes for one that is short of
+  memory."""
   terms = [tf.abs(x - float(k)) for k in range(_TERMS)]
 
   def fill_memory():

@@ -1,4 +1,5 @@
-"""Scripts that import the package end in silence and leave no worker, whichever context they use."""
+"""Scripts that import the package end in silence and leave no worker, whichever context they
+use."""
 
 import contextlib
 import os

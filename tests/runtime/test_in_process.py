@@ -1,4 +1,5 @@
-"""The in-process runtime: every kind of computation gives what it must, for every size of the pool."""
+"""The in-process runtime: every kind of computation gives what it must, for every size of the
+pool."""
 
 import collections
 import re
@@ -328,7 +329,8 @@ def test_an_error_names_its_client(context):
     context.invoke(run, [1, 2, 0, 1, 2, 3, 1])
   assert error.value.client_index == 5
   assert re.fullmatch(
-    r'Client 5 failed in operation \S*Assert\S*: InvalidArgumentError: assertion failed: .*too large.*',
+    r'Client 5 failed in operation \S*Assert\S*: InvalidArgumentError: assertion failed: .*too '
+    r'large.*',
     str(error.value),
   )
   assert isinstance(error.value.__cause__, tf.errors.InvalidArgumentError)

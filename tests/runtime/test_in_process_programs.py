@@ -43,7 +43,8 @@ def test_clients_train_on_the_devices_that_were_chosen(start_python, tmp_path):
     output, _ = process.communicate(timeout=200)
   assert process.returncode == 0, log.read_text()[-3000:]
   assert "'clients_by_device': {'CPU:1': 3, 'CPU:2': 2, 'CPU:3': 2}" in output
-  # TensorFlow logs each op that it executes with its device: the products of forward and backward pass.
+  # TensorFlow logs each op that it executes with its device: the products of forward and backward
+  # pass.
   products = [
     line for line in log.read_text().splitlines() if '(MatMul)' in line or '_MklMatMul' in line
   ]

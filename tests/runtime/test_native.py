@@ -11,7 +11,8 @@ import tensorflow_federated as tff
 
 from fednar_tff import runtime
 
-# The program prints its descendants (the supervisor and the worker), then ends in the way it is told.
+# The program prints its descendants (the supervisor and the worker), then ends in the way it is
+# told.
 _PROGRAM = """
 import os, pathlib, sys, time
 import numpy as np

@@ -1,7 +1,9 @@
-"""Where the steps of local training would run on GPUs, and what they would copy, asked of TensorFlow without a GPU.
+"""Where the steps of local training would run on GPUs, and what they would copy, asked of
+TensorFlow without a GPU.
 
-Each case is a process of its own (see tools/gpu/placement.py). With logical CPU devices the rounds are real, and the copies between devices
-are measured in bytes. With a pretended GPU, TensorFlow places and partitions the graphs for real against its CUDA kernels.
+Each case is a process of its own (see tools/gpu/placement.py). With logical CPU devices the rounds
+are real, and the copies between devices are measured in bytes. With a pretended GPU, TensorFlow
+places and partitions the graphs for real against its CUDA kernels.
 """
 
 import functools
@@ -16,7 +18,8 @@ MAX_LAUNCHES = {'resnet18': 1100, 'transformer': 900}
 MAX_COPIES = 12
 # The bytes of a batch: 20 images of 32 x 32 x 3 bytes, or 20 windows of 80 characters.
 BATCH_BYTES = {'resnet18': 20 * 32 * 32 * 3, 'transformer': 20 * 80}
-# What is done on the host in each step: to take the batch out of the resident arrays, or out of the dataset.
+# What is done on the host in each step: to take the batch out of the resident arrays, or out of the
+# dataset.
 HOST_OPS = {
   'packed': {'AddV2', 'GatherV2', 'GreaterEqual', 'StridedSlice', 'Where'},
   'iterator': {'IteratorGetNextAsOptional', 'OptionalGetValue', 'OptionalHasValue'},
@@ -72,7 +75,8 @@ CHECKS = {'pretended': check_pretended, 'logical': check_logical}
   ],
 )
 def test_steps_stay_on_their_device(device, model, algorithm, loop):
-  # The second device: what is right there is right on the first, which has all arguments from the start.
+  # The second device: what is right there is right on the first, which has all arguments from the
+  # start.
   (case,) = measured(device, model, (algorithm,), (loop,), (1,))
   assert case['device'] == {'pretended': 'GPU:1', 'logical': 'CPU:2'}[device]
   CHECKS[device](case)

@@ -1,4 +1,5 @@
-"""The model `mlp` and its training with NAR once more, in NumPy. Imports nothing from the package."""
+"""The model `mlp` and its training with NAR once more, in NumPy. Imports nothing from the
+package."""
 
 import numpy as np
 

@@ -1,4 +1,5 @@
-"""Callbacks: when they are called, early stopping that survives interruptions, and what becomes of a run whose callback fails."""
+"""Callbacks: when they are called, early stopping that survives interruptions, and what becomes of
+a run whose callback fails."""
 
 import math
 
@@ -37,9 +38,15 @@ def process(task):
 def start(task, process):
   def start(output_dir=None, **changes):
     arguments = {
-      'total_rounds': 7, 'clients_per_round': 3, 'batch_size': 10, 'local_steps': 2, 'rounds_per_evaluation': 3,
-      'rounds_per_checkpoint': 2, 'seed': 4, **changes,
-    }  # fmt: skip
+      'total_rounds': 7,
+      'clients_per_round': 3,
+      'batch_size': 10,
+      'local_steps': 2,
+      'rounds_per_evaluation': 3,
+      'rounds_per_checkpoint': 2,
+      'seed': 4,
+      **changes,
+    }
     return simulation.run(task, process, output_dir=output_dir, **arguments)
 
   return start
@@ -82,8 +89,14 @@ def test_each_method_is_called_at_its_time(start, tmp_path):
   run.close()
   assert first.calls == second.calls
   assert first.calls[1:] == [
-    ('round', 1), ('round', 2), ('round', 3), ('evaluation', 3), ('round', 4), ('evaluation', 4), ('end', 'NoneType'),
-  ]  # fmt: skip
+    ('round', 1),
+    ('round', 2),
+    ('round', 3),
+    ('evaluation', 3),
+    ('round', 4),
+    ('evaluation', 4),
+    ('end', 'NoneType'),
+  ]
   resumed = Recorder()
   start(tmp_path, total_rounds=5, callbacks=[resumed]).finish(quiet=True)
   assert resumed.calls == [('start', 4, 4), ('round', 5), ('evaluation', 5), ('end', 'NoneType')]

@@ -106,7 +106,8 @@ def test_the_disk_store_holds_nothing_in_memory(tmp_path):
 
 @pytest.mark.slow
 def test_a_hundred_thousand_clients_on_disk_need_the_memory_of_a_cohort(tmp_path):
-  """100,000 clients with 100,000 parameters would be 40 GB in memory; rounds of 20 touch few of them."""
+  """100,000 clients with 100,000 parameters would be 40 GB in memory; rounds of 20 touch few of
+  them."""
   import resource
 
   initial = np.zeros([100_000], np.float32)

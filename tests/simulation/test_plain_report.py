@@ -6,7 +6,13 @@ import pytest
 
 from fednar_tff.simulation import report
 
-METRICS = {'train_loss': 1.25, 'clipped_steps': 3, 'total_steps': 12, 'test_loss': None, 'test_accuracy': None}  # fmt: skip
+METRICS = {
+  'train_loss': 1.25,
+  'clipped_steps': 3,
+  'total_steps': 12,
+  'test_loss': None,
+  'test_accuracy': None,
+}
 
 
 @pytest.fixture

@@ -42,9 +42,15 @@ def processes(task):
 
 def start(task, process, output_dir=None, **changes):
   arguments = {
-    'total_rounds': 7, 'clients_per_round': 3, 'batch_size': 10, 'local_steps': 2, 'rounds_per_evaluation': 3,
-    'rounds_per_checkpoint': 2, 'seed': 4, **changes,
-  }  # fmt: skip
+    'total_rounds': 7,
+    'clients_per_round': 3,
+    'batch_size': 10,
+    'local_steps': 2,
+    'rounds_per_evaluation': 3,
+    'rounds_per_checkpoint': 2,
+    'seed': 4,
+    **changes,
+  }
   return simulation.run(task, process, output_dir=output_dir, **arguments)
 
 
@@ -84,9 +90,19 @@ def test_each_round_is_a_line_of_metrics(uninterrupted):
     rows = list(csv.DictReader(file))
   assert [row['round_num'] for row in rows] == list('1234567')
   assert {
-    'train_loss', 'train_accuracy', 'test_loss', 'test_accuracy', 'learning_rate', 'weight_decay', 'clipped_steps', 'total_steps',
-    'mean_clipped_norm', 'num_non_finite_clients', 'server_step_size', 'model_norm',
-  } <= set(rows[0])  # fmt: skip
+    'train_loss',
+    'train_accuracy',
+    'test_loss',
+    'test_accuracy',
+    'learning_rate',
+    'weight_decay',
+    'clipped_steps',
+    'total_steps',
+    'mean_clipped_norm',
+    'num_non_finite_clients',
+    'server_step_size',
+    'model_norm',
+  } <= set(rows[0])
   assert [bool(row['test_accuracy']) for row in rows] == [
     False,
     False,
@@ -307,7 +323,8 @@ def test_a_log_without_a_terminal_has_plain_lines(task, processes, capsys):
 
 @pytest.fixture(scope='module')
 def diverging(task):
-  """With this weight decay, each step multiplies the weights by -1e19: float32 ends in the first round."""
+  """With this weight decay, each step multiplies the weights by -1e19: float32 ends in the first
+  round."""
   return algorithms.build_fed_avg(
     task.functional_model_fn(),
     client_optimizer_fn=optimizers.build_clipped_sgd(1.0, 1e19, 1.0),

@@ -48,7 +48,8 @@ def processes(task):
 
 @pytest.fixture(scope='module')
 def expected(task, processes):
-  """What `simulation.run` gives, after each round: leaves of the weights and, at the end, of the clients' states."""
+  """What `simulation.run` gives, after each round: leaves of the weights and, at the end, of the
+  clients' states."""
   runtime.set_in_process_context()
   found = {}
   for name, process in processes.items():

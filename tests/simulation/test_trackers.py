@@ -1,4 +1,5 @@
-"""MLflow and Weights & Biases: what they are told, that a run that resumes is one run, and what is said if they are not there."""
+"""MLflow and Weights & Biases: what they are told, that a run that resumes is one run, and what is
+said if they are not there."""
 
 import csv
 import json
@@ -36,9 +37,17 @@ def process(task):
 def start(task, process, tmp_path):
   def start(tracker):
     return simulation.run(
-      task, process, total_rounds=5, clients_per_round=2, batch_size=10, local_steps=1, rounds_per_evaluation=2,
-      rounds_per_checkpoint=2, output_dir=tmp_path / 'run', callbacks=[tracker],
-    )  # fmt: skip
+      task,
+      process,
+      total_rounds=5,
+      clients_per_round=2,
+      batch_size=10,
+      local_steps=1,
+      rounds_per_evaluation=2,
+      rounds_per_checkpoint=2,
+      output_dir=tmp_path / 'run',
+      callbacks=[tracker],
+    )
 
   return start
 

@@ -88,7 +88,8 @@ def test_any_round_that_is_kept_can_be_loaded(task, finished, tmp_path):
 
 
 def as_earlier_version(path):
-  """Rewrites the checkpoints of a run as the bare lists that earlier versions saved, without `task.json`."""
+  """Rewrites the checkpoints of a run as the bare lists that earlier versions saved, without
+  `task.json`."""
   manager = tff.program.FileProgramStateManager(path / 'checkpoints', keep_total=0)
   for version in asyncio.run(manager.get_versions()):
     folder = path / 'checkpoints' / f'program_state_{version}'

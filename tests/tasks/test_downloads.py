@@ -1,4 +1,5 @@
-"""The real builders of tfds and TFF, from an archive of the original layout to a trained round, without a network."""
+"""The real builders of tfds and TFF, from an archive of the original layout to a trained round,
+without a network."""
 
 import functools
 import http.server
@@ -47,7 +48,8 @@ def _run_recommended_command(message):
 
 
 def _cifar_archive(images, labels):
-  """Returns `cifar-10-binary.tar.gz`: for each example a byte of label, then 1,024 of red, green and blue each."""
+  """Returns `cifar-10-binary.tar.gz`: for each example a byte of label, then 1,024 of red, green
+  and blue each."""
   records = np.concatenate(
     [labels[:, np.newaxis], np.transpose(images, [0, 3, 1, 2]).reshape(len(images), -1)], axis=1
   ).astype(np.uint8)

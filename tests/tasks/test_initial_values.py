@@ -10,7 +10,8 @@ from fednar_tff.tasks import initial_values
 
 
 def test_bits_are_those_of_any_other_machine():
-  """Computed once and written down: another processor, NumPy or mathematical library may not change them."""
+  """Computed once and written down: another processor, NumPy or mathematical library may not change
+  them."""
   numbers = initial_values.standard_normal(7, (80, 128))
   assert [float(v).hex() for v in numbers[0, :3]] == [
     '0x1.33430e0000000p-1',

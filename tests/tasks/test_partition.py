@@ -69,7 +69,8 @@ def test_a_class_that_runs_out_costs_all_clients_alike():
 
 @pytest.mark.parametrize('alpha', [0.3, 1.0, 10.0])
 def test_split_is_as_uneven_as_one_drawn_image_by_image(alpha):
-  """The released code gives one image after the other to a random client that is not full (docs/paper.md, F9)."""
+  """The released code gives one image after the other to a random client that is not full
+  (docs/paper.md, F9)."""
   labels = np.repeat(np.arange(10), 500)
 
   def unevenness(counts):

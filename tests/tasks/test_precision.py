@@ -1,4 +1,5 @@
-"""What a model's precision changes, and what it does not; the numbers are held against NumPy in test_models.py."""
+"""What a model's precision changes, and what it does not; the numbers are held against NumPy in
+test_models.py."""
 
 import collections
 

@@ -9,7 +9,8 @@ from fednar_tff.tasks import models, shakespeare
 
 @pytest.fixture(scope='module')
 def texts():
-  """Speeches of six roles; the last three are too short in train or in test, two of them by one window."""
+  """Speeches of six roles; the last three are too short in train or in test, two of them by one
+  window."""
   generator = np.random.RandomState(0)
   letters = list('abc XYZ.\n7é')
 

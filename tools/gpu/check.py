@@ -1,10 +1,10 @@
-r"""Checks this package on the GPU of this machine and prints a report to paste into an issue: `make gpu-check`.
+r"""Checks this package on the GPU of this machine, for a report in an issue: `make gpu-check`.
 
-It needs no data. Without a GPU it does what it can on the CPU, with a GPU that is only pretended for the placement, and says what
-it could not do. Parts:
+It needs no data. Without a GPU it does what it can on the CPU, with a GPU that is only pretended
+for the placement, and says what it could not do. Parts:
 
-  placement    What a local step launches and copies, for ResNet-18 and the transformer (see tools/gpu/placement.py).
-  agreement    A round of each algorithm on the device against the same round on the CPU, without TF32.
+  placement    What a local step launches and copies (see tools/gpu/placement.py).
+  agreement    A round of each algorithm against the same round on the CPU, without TF32.
   speed        Examples a second, and the GPU's utilisation meanwhile, if nvidia-smi is there.
   determinism  Two runs in two processes with deterministic operations: the same bits.
   sharing      Two processes on one device at the same time.
@@ -177,7 +177,8 @@ def _check_agreement(report: Report, options, device: str) -> None:
         report.verdict(
           part,
           difference <= _TOLERANCE,
-          f'{algorithm} on {model}: largest difference {difference:.1e} of the largest weight (at most {_TOLERANCE:g})',
+          f'{algorithm} on {model}: largest difference {difference:.1e} of the largest weight '
+          f'(at most {_TOLERANCE:g})',
         )
 
 
@@ -250,7 +251,8 @@ def _check_determinism(report: Report, options, device: str) -> None:
       report.verdict(
         'determinism',
         len(set(found)) == 1,
-        f'{model} on {device}, two processes, 1 and 2 clients at a time: weights {" and ".join(f[:12] for f in found)}',
+        f'{model} on {device}, two processes, 1 and 2 clients at a time: weights '
+        f'{" and ".join(f[:12] for f in found)}',
       )
 
 

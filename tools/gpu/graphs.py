@@ -1,6 +1,7 @@
 """Reads the graphs that TensorFlow has split over devices, and says what a step of a loop costs.
 
-TensorFlow hands them out as `RunMetadata` when a function is first called. A loop is, by then, a circle of nodes between `Enter` and `Exit`.
+TensorFlow hands them out as `RunMetadata` when a function is first called. A loop is, by then, a
+circle of nodes between `Enter` and `Exit`.
 """
 
 import collections
@@ -14,10 +15,13 @@ from tensorflow.python.framework import kernels, op_def_registry
 
 HOST = 'CPU:0'
 _SENDS, _RECEIVES = ('_Send', '_HostSend'), ('_Recv', '_HostRecv')
-# What moves no data on a GPU: the flow of control, constants that are there already, names and shapes of buffers, handles.
+# What moves no data on a GPU: the flow of control, constants that are there already, names and
+# shapes of buffers, handles.
 _WITHOUT_WORK = frozenset(
-  'Const Identity IdentityN StopGradient PreventGradient Reshape Squeeze ExpandDims Shape ShapeN Rank Size BroadcastGradientArgs '
-  'Switch Merge Enter Exit NextIteration LoopCond NoOp ControlTrigger _Arg _Retval _Send _Recv _HostSend _HostRecv '
+  'Const Identity IdentityN StopGradient PreventGradient Reshape Squeeze ExpandDims Shape '
+  'ShapeN Rank Size BroadcastGradientArgs '
+  'Switch Merge Enter Exit NextIteration LoopCond NoOp ControlTrigger _Arg _Retval _Send _Recv '
+  '_HostSend _HostRecv '
   'VarHandleOp ReadVariableOp AssignVariableOp'.split()
 )
 
@@ -111,7 +115,7 @@ def _is_host_op(node: NodeDef, kernel) -> bool:
 
 
 def _takers(node: NodeDef, nodes: dict[str, NodeDef], readers) -> list[tuple[str, int]]:
-  """Lists who takes a tensor; nobody does if it is empty and stands for 'now', as between operations that only wait."""
+  """Lists who takes a tensor; nobody does if it is empty and only says that it is time."""
   taken = []
   for name, position in readers[node.name]:
     reader = nodes[name.rpartition(':')[0]]

@@ -1,16 +1,19 @@
-r"""Says what a local step costs on a GPU, without one: what is launched, what is copied, and how many bytes these copies are.
+r"""Says what a local step launches and copies on a GPU, without one.
 
   python -m tools.gpu.placement --device=pretended --model=resnet18 --algorithms fed_avg scaffold
 
-asks TensorFlow itself, in this process, which must not be used for anything else then. With `--device`
+asks TensorFlow itself, in this process, which must not be used for anything else then. With
+`--device`
 
-  pretended  TensorFlow gets a GPU that is not there (pretend_gpu.c): its real placer, against the CUDA kernels of its wheel. Copies
-             and launches are counted; nothing runs there. It needs a C compiler.
-  logical    the CPU three times: the first is the host, the others stand for GPUs. All runs, so that copies are measured in bytes.
+  pretended  TensorFlow gets a GPU that is not there (pretend_gpu.c): its real placer, against the
+             CUDA kernels of its wheel. Copies and launches are counted; nothing runs there. It
+             needs a C compiler.
+  logical    the CPU three times: the first is the host, the others stand for GPUs. All runs, so
+             that copies are measured in bytes.
   real       the GPUs of this machine.
 
-For each round that was asked for, a line of JSON goes to standard output. A part of a larger program calls `measure` instead, which
-starts a process for it.
+For each round that was asked for, a line of JSON goes to standard output. A part of a larger
+program calls `measure` instead, which starts a process for it.
 """
 
 import argparse
@@ -104,10 +107,13 @@ def _set_up(device: str, library: str | None) -> None:
 
 
 def _devices_of_clients(device: str, index: int) -> list[str]:
-  """Returns the devices of a round in which one client trains on accelerator `index`, and another one, without data, elsewhere.
+  """Returns the devices of a round in which one client trains on accelerator `index`.
 
-  The pretended GPU runs nothing, so the server's device, which is the first, cannot be one. What the caller passes is on
-  GPU:0 nevertheless, as on a machine with GPUs. That is why accelerator 1 stands for all but the first.
+  Another one, without data, is elsewhere.
+
+  The pretended GPU runs nothing, so the server's device, which is the first, cannot be one. What
+  the caller passes is on GPU:0 nevertheless, as on a machine with GPUs. That is why accelerator 1
+  stands for all but the first.
   """
   if device == 'pretended':
     return ['CPU:0', f'GPU:{index}']
@@ -128,7 +134,7 @@ def _bytes_of_copies(step, trace: dict[str, list[str]]) -> dict[str, int]:
 
 
 def _num_bytes(tensor: str) -> int | None:
-  """Returns the bytes of, for example, 'float32[20,10]'; None for what has no size, as 'resource[]'."""
+  """Returns the bytes of a 'float32[20,10]'; None for what has no size, as 'resource[]'."""
   import tensorflow as tf
 
   match = re.fullmatch(r'(\w+)\[([\d,]*)\]', tensor)
@@ -183,7 +189,7 @@ def _summary(step, trace) -> dict:
 
 
 def _stop_before_the_first_kernel() -> None:
-  """Makes calls for a pretended GPU end when TensorFlow has prepared the graphs: some kernels would crash the process."""
+  """Ends calls for a pretended GPU when their graphs are ready: some kernels would crash."""
   from tensorflow.python.eager import cancellation
 
   from fednar_tff.runtime.in_process import graph_function
@@ -203,7 +209,7 @@ def _stop_before_the_first_kernel() -> None:
 
 @contextlib.contextmanager
 def _graphs_of_functions():
-  """Yields a list which then has, for each function that was first called within the block, its parts on all devices."""
+  """Yields a list that gets the parts, on all devices, of each function first called within."""
   import tensorflow as tf
   from tensorflow.python.eager import context
 
@@ -240,7 +246,8 @@ def _run(options):
         state = _initial_state(process)
         steps = [2]
         if len(_devices_of_clients(options.device, index)) > 1:
-          # The server and the client without data first: the graphs that follow are those of the client to look at.
+          # The server and the client without data first: the graphs that follow are those of the
+          # client to look at.
           workloads.run_round(process, state, workloads.client_data(task, loop, [0]))
           steps = [0, 2]
         data = workloads.client_data(task, loop, steps)
@@ -281,8 +288,10 @@ def _initial_state(process):
 
 def main(arguments: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
-    prog='python -m tools.gpu.placement', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )  # fmt: skip
+    prog='python -m tools.gpu.placement',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
   parser.add_argument('--device', choices=DEVICES, default='pretended')
   parser.add_argument('--model', choices=('resnet18', 'transformer'), default='resnet18')
   parser.add_argument('--algorithms', nargs='+', default=['fed_avg'])

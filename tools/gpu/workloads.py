@@ -1,4 +1,5 @@
-"""The rounds that the GPU tools look at: the paper's models on random data of the real shapes, which needs no download."""
+"""The rounds that the GPU tools look at: the paper's models on random data of the real shapes,
+which needs no download."""
 
 import collections
 
@@ -69,7 +70,8 @@ def create_task(model: str) -> tasks.Task:
 
 
 def create_process(task: tasks.Task, algorithm: str, loop: str, **arguments):
-  """Builds one of `ALGORITHMS` with NAR on a task's functional model, as `experiments.train` does."""
+  """Builds one of `ALGORITHMS` with NAR on a task's functional model, as `experiments.train`
+  does."""
   with tf.device('CPU:0'):  # Initial weights are drawn at once, which a pretended GPU cannot do.
     model = task.functional_model_fn()
   return algorithms.get_builder(algorithm)(
@@ -82,7 +84,8 @@ def create_process(task: tasks.Task, algorithm: str, loop: str, **arguments):
 
 
 def client_data(task: tasks.Task, loop: str, steps: list[int]) -> list[tf.data.Dataset]:
-  """Returns the data of a round's clients, one for each number of local steps; 0 is a client without data."""
+  """Returns the data of a round's clients, one for each number of local steps; 0 is a client
+  without data."""
   data = []
   for client_id, num_steps in zip(task.partition.client_ids, steps):
     make = task.packed_client if loop == 'packed' else task.client_batches
@@ -102,7 +105,8 @@ def _without_steps(dataset):
 
 
 def run_round(process, state, data):
-  """Runs a round; clients that carry a state begin with the first one. Returns what `next` returns."""
+  """Runs a round; clients that carry a state begin with the first one. Returns what `next`
+  returns."""
   if algorithms.has_client_states(process):
     return process.next(state, [process.initial_client_state() for _ in data], data)
   return process.next(state, data)

@@ -9,6 +9,7 @@ that a later pass or the result asks for.
 import collections
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow_federated as tff
 
@@ -26,6 +27,8 @@ class Pass:
   # The slots of a client that outlive its turn, and those that only the aggregations need.
   keeps: list[int]
   sends: list[int]
+  # How its clients run in groups, or False if they do not. The first round finds out.
+  group: Any = None
 
   @property
   def reads(self) -> set[int]:

@@ -5,7 +5,7 @@ import collections
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.runtime.in_process import client_pool, passes, steps, values
+from fednar_tff.runtime.in_process import client_pool, groups, passes, steps, values
 
 
 def num_clients(argument, type_spec: tff.Type) -> int | None:
@@ -79,15 +79,41 @@ class Round:
     """Runs the clients of a pass, and aggregates what they send, in client order."""
     for aggregation in current.aggregations:
       aggregation.start(self.server)
-    clients = self._sent_by_clients(current)
+    group = self._group_of(current)
+    clients = self._sent_by_groups(group) if group else self._sent_by_clients(current)
     for sent in clients:
       try:
+        if group:
+          group.add(*sent, self.server)
+          continue
         for aggregation in current.aggregations:
           aggregation.add(sent, self.server, self._server_device)
       except tf.errors.CancelledError:
         # A client that fails cancels all that runs with it. Those that follow bring its error.
         collections.deque(clients, maxlen=0)
         raise
+
+  def _group_of(self, current: passes.Pass) -> groups.Group | None:
+    """Returns how the clients of a pass run in groups, or None if they run one by one."""
+    if current.group is None and self.num_clients:
+      made = groups.make_group(current, self.kept[0].keys(), self._pool.devices)
+      current.group = made or False
+    return current.group or None
+
+  def _sent_by_groups(self, group: groups.Group):
+    """Yields the number of clients of each group and what they send, in client order."""
+    server = dict(self.server)
+
+    def run_group(clients, device):
+      return clients, device, group.run_clients(clients, self.kept, server)
+
+    def size(num_left):
+      return group.size(num_left, self._pool.num_threads)
+
+    for clients, device, sent in self._pool.map_groups(run_group, self.num_clients, size):
+      self._pool.clients_by_device[device] += len(clients)
+      yield len(clients), sent
+      del sent  # The loop must not hold on to what the caller drops.
 
   def _sent_by_clients(self, current: passes.Pass):
     """Yields what each client sends to the server, in client order."""
