@@ -68,7 +68,7 @@ def check_resources(ray: Any, per_worker: dict[str, float], num_workers: int | N
   room = {
     name: math.floor(there.get(name, 0) / amount) for name, amount in per_worker.items() if amount
   }
-  scarce = min(room, key=room.get)
+  scarce = min(room, key=lambda name: room[name])
   if room[scarce] < (num_workers or 1):
     raise ValueError(
       f'The cluster has {there.get(scarce, 0):g} {scarce}s, which is room for {room[scarce]} '

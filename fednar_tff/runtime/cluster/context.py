@@ -47,7 +47,7 @@ class _ClusterRound(rounds.Round):
     super().__init__(plan, pool, num_clients)
     self._cluster = cluster
     # How many bytes of what kind have travelled.
-    self.sent = collections.Counter()
+    self.sent: collections.Counter[str] = collections.Counter()
 
   def run_clients(self, current: passes.Pass) -> None:
     if not current.client_steps or not self.num_clients:
@@ -85,8 +85,8 @@ class ClusterContext(context.InProcessContext):
     self._started_ray = started_ray
     self.num_pieces = num_pieces
     self._store = parcels.Store(ray.put)
-    self._bytes = collections.Counter()
-    self._clients_by_device = collections.Counter()
+    self._bytes: collections.Counter[str] = collections.Counter()
+    self._clients_by_device: collections.Counter[str] = collections.Counter()
     self._team = team.Team(ray, new_actor, num_workers, seconds_until_lost)
     # At the exit of this process, Ray ends them by itself.
     weakref.finalize(self, self._team.end).atexit = False
@@ -227,7 +227,7 @@ def create_cluster_context(
   context.create_in_process_context(
     devices=[values.HOST], deterministic=deterministic, allow_tf32=allow_tf32
   )
-  num_cpus = num_workers * cpus_per_worker if num_workers else os.cpu_count()
+  num_cpus = num_workers * cpus_per_worker if num_workers else os.cpu_count() or 1
   started, ray = connection.connect(address, num_cpus, object_store_memory)
   per_worker = {'CPU': cpus_per_worker, 'GPU': gpus_per_worker}
   num_workers = connection.check_resources(ray, per_worker, num_workers)

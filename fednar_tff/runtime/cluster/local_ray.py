@@ -33,7 +33,7 @@ _ENVIRONMENT = {
 }
 _prepared = False
 # The one that runs; several contexts share it.
-_running = None
+_running: 'weakref.ref[LocalRay] | None' = None
 
 
 def import_ray() -> Any:

@@ -39,7 +39,7 @@ class Parcel:
 
 def pack(value: Any) -> Parcel:
   """Puts a picklable value into a parcel."""
-  buffers = []
+  buffers: list[pickle.PickleBuffer] = []
   pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
   return Parcel(pickled, [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers])
 
@@ -87,8 +87,8 @@ class Store:
     """
     self._put = put
     self._numbers = itertools.count()
-    self._keys = {}
-    self._refs = {}
+    self._keys: dict[int, Stored] = {}
+    self._refs: dict[int, Any] = {}
 
   @property
   def keys(self) -> frozenset[int]:
@@ -132,7 +132,7 @@ class Packer:
       store: Where resident arrays and large datasets go; None if all travels.
     """
     self._store = store
-    self.needs = set()
+    self.needs: set[int] = set()
 
   def leaves(self, values: Mapping[int, Any]) -> dict[int, Any]:
     return {slot: self.leaf(value) for slot, value in values.items()}
@@ -186,7 +186,7 @@ class Unpacker:
     """
     self._fetch = fetch
     # Resident arrays, by number: they become tensors once.
-    self.resident = {}
+    self.resident: dict[int, tf.Tensor] = {}
 
   def leaves(self, packed: Mapping[int, Any]) -> dict[int, Any]:
     return {slot: self.leaf(value) for slot, value in packed.items()}

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff.runtime.cluster import parcels
-from fednar_tff.runtime.in_process import cancellation, client_pool, context, rounds, values
+from fednar_tff.runtime.in_process import cancellation, client_pool, context, passes, rounds, values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +71,11 @@ class Worker:
     """
     self._context = context.create_in_process_context(**options)
     self._secure_sums_in_the_clear = simulate_secure_sums_in_the_clear
-    self._plans = {}
-    self._server_values = {}
-    self._references = {}
-    self._kinds = {}
-    self._fetched = collections.Counter()
+    self._plans: dict[int, passes.Plan] = {}
+    self._server_values: dict[int, dict[int, Any]] = {}
+    self._references: Mapping[int, Any] = {}
+    self._kinds: dict[parcels.Stored, str] = {}
+    self._fetched: collections.Counter[str] = collections.Counter()
     self._unpacker = parcels.Unpacker(self._fetch)
 
   def describe(self) -> dict[str, Any]:

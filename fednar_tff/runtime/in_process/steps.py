@@ -117,6 +117,7 @@ class Aggregation(Step):
 
   def add_sum(self, leaves: list[object], slots: Values, device: str) -> None:
     """Adds the sum over the clients that follow."""
+    assert self.merge is not None, 'the plan was made for one process'
     arguments = [*(slots[slot] for slot in self.writes), *leaves]
     slots.update(zip(self.writes, self.merge(arguments, slots, device), strict=True))
 

@@ -28,11 +28,11 @@ class Tracer:
     Args:
       with_merge: Whether aggregations can merge sums over some of the clients.
     """
-    self.steps = []
+    self.steps: list[steps.Step] = []
     self._with_merge = with_merge
     self._num_slots = 0
-    self._functions = {}
-    self._client_slots = set()
+    self._functions: dict[bytes, graph_function.GraphFunction] = {}
+    self._client_slots: set[int] = set()
 
   def new_slot(self, on_clients: bool) -> int:
     slot = self._num_slots

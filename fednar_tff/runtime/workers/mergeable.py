@@ -82,7 +82,7 @@ class Merging:
     return _join(results, form.after_merge.type_signature.result)
 
   def _split(self, argument, type_spec):
-    number = rounds.num_clients(argument, type_spec)
+    number = rounds.num_clients(argument, type_spec) or 0
     num_parts = max(1, min(self._num_parts, number))
     ends = [number * i // num_parts for i in range(num_parts + 1)]
     return [_select(argument, type_spec, slice(*pair)) for pair in itertools.pairwise(ends)]
