@@ -5,14 +5,14 @@ BENCH := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks
 # Two at a time, a file in one piece: most of a test is single-threaded tracing.
 PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile
 
-.PHONY: help setup demo test coverage test-slow test-stress test-full bench opponents doctor gpu-check docs conformance dist bazel lint lock clean
+.PHONY: help setup demo test coverage test-slow test-stress test-full bench opponents study results doctor gpu-check docs conformance dist bazel lint lock clean
 
 help:  ## List the commands.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(READY)  ## Make .venv with everything in it (PYTHON=... chooses the interpreter).
 
-$(READY): requirements.in requirements-dev.txt requirements-tff.txt $(wildcard requirements/*.txt) setup.py tools/setup_venv.sh
+$(READY): requirements.in requirements-cluster.txt requirements-dev.txt requirements-tff.txt $(wildcard requirements/*.txt) setup.py tools/setup_venv.sh
 	@tools/setup_venv.sh
 
 demo: $(READY)  ## Train NAR and its baseline on the digits images; a table and a picture (half a minute).
@@ -75,7 +75,7 @@ bazel:  ## Query and build the Bazel targets, where Bazel is installed (Debian: 
 lint: $(READY)  ## Check style, formatting and types.
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 
-lock: $(READY)  ## Make the lock files anew from requirements.in and requirements-dev.txt (needs uv from the package index).
+lock: $(READY)  ## Make the lock files anew from requirements.in, -cluster.txt and -dev.txt (needs uv from the package index).
 	@tools/lock.sh
 
 clean:  ## Remove what was built, .venv included; runs/ stays.

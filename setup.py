@@ -7,12 +7,15 @@ import re
 import setuptools
 
 HERE = pathlib.Path(__file__).parent
-# One source for the requirements: the lines that the lock files are made from.
-REQUIREMENTS = [
-  line.split('#')[0].strip()
-  for line in (HERE / 'requirements.in').read_text().splitlines()
-  if line.split('#')[0].strip()
-]
+
+
+def read_requirements(name):
+  """Returns the lines that the lock files are made from, too: one source for both."""
+  lines = [line.split('#')[0].strip() for line in (HERE / name).read_text().splitlines()]
+  return [line for line in lines if line]
+
+
+REQUIREMENTS = read_requirements('requirements.in')
 TENSORFLOW_GPU = next(
   r.replace('tensorflow==', 'tensorflow[and-cuda]==')
   for r in REQUIREMENTS
@@ -50,10 +53,11 @@ setuptools.setup(
   python_requires='>=3.10,<3.12',
   install_requires=REQUIREMENTS,
   extras_require={
+    'cluster': read_requirements('requirements-cluster.txt'),
     'gpu': [
       f'{TENSORFLOW_GPU}; python_version < "3.11"',
       *(f'{package}; python_version >= "3.11"' for package in CUDA),
-    ]
+    ],
   },
   classifiers=[
     'License :: OSI Approved :: Apache Software License',

@@ -34,6 +34,7 @@ PIECES = {
   'B1': Piece('B', _MODELS),
   'B2': Piece('B', _REDUCE),
   'B3': Piece('B', _ITERATOR, 1),
+  'B6': Piece('B', ('packed', 'cluster', 'remote'), 1),
   'B4': Piece('B', ('packed', 'pfl', 'flower'), 1),
   'B5': Piece('B', ('packed', 'fedjax'), 1),
   'T1': Piece('T', ('packed', 'packed_bfloat16', 'bare', ratios.BEFORE)),

@@ -100,7 +100,8 @@ def run_all():
           print(f'done: {name}, {len(jobs)} are left', flush=True)
         else:
           failed += 1
-          print(f'study: failed: {name}, see its log.txt', file=sys.stderr, flush=True)
+          reason = f'exit code {code}, see {cells[name].directory / "log.txt"}'
+          print(f'study: failed: {name} ({reason})', file=sys.stderr, flush=True)
       if end is not None and time.monotonic() > end:
         print(f'time is over, {len(jobs)} are left', flush=True)
         break

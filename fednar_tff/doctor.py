@@ -5,6 +5,7 @@ a line in the report and not the end of it.
 """
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
@@ -27,7 +28,7 @@ _PACKAGES = (
 )
 _EXPECTED_TFF = '0.87.0'
 _SECONDS = 120
-_RUNTIMES = ('in_process', 'native', 'remote')
+_RUNTIMES = ('in_process', 'native', 'remote', 'cluster')
 
 # Three clients take one step each from 0 towards their number, at rate 0.5: the mean of the results
 # is 1.
@@ -55,6 +56,8 @@ name = sys.argv[1]
 if name == 'remote':
   workers = [launcher.WorkerProcess() for _ in range(2)]
   runtime.set_remote_context([f'localhost:{worker.port}' for worker in workers])
+elif name == 'cluster':
+  runtime.set_cluster_context(num_workers=2, object_store_memory=10**8)
 else:
   getattr(runtime, f'set_{name}_context')()
 data = [tf.data.Dataset.from_tensors(np.float32(x)) for x in (1, 2, 3)]
@@ -89,7 +92,7 @@ def check_runtime(name: str, seconds: float = _SECONDS) -> tuple[bool, str]:
   """Runs a small federated round on a runtime, in a process of its own.
 
   Args:
-    name: 'in_process', 'native' or 'remote' (two workers on this machine).
+    name: 'in_process', 'native', 'remote' or 'cluster' (two workers on this machine).
     seconds: After which time the runtime counts as hanging.
 
   Returns:
@@ -162,9 +165,15 @@ def diagnose(
     lines.append(
       "TFF's worker does not run here; use the in-process runtime, which needs no worker."
     )
+  if not works.get('cluster', True):
+    lines.append('Ray does not run here, so there is no cluster runtime; the others need no Ray.')
+  lines.append(
+    'For several machines choose cluster, which trains on their GPUs and sends data once; remote is '
+    "for those who have TFF's workers already."
+  )
   if any(device.startswith('GPU') for device in devices):
     lines.append(
-      'The in-process runtime trains on the GPU; the native and remote runtimes use the CPU only.'
+      'The in-process and cluster runtimes train on the GPU; native and remote use the CPU only.'
     )
   else:
     lines.append(
@@ -195,6 +204,9 @@ def main(arguments: list[str] | None = None) -> int:
   print('\nA federated round on each runtime:', flush=True)
   works = {}
   for name in _RUNTIMES:
+    if name == 'cluster' and importlib.util.find_spec('ray') is None:
+      print("  cluster: not installed: pip install 'fednar_tff[cluster]'", flush=True)
+      continue
     works[name], message = check_runtime(name)
     print(f'  {name}: {"ok" if works[name] else "FAILED"}: {message}', flush=True)
   from fednar_tff.runtime.in_process import accelerators

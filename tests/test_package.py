@@ -102,7 +102,14 @@ def test_only_public_tff_is_used():
 
 def test_lock_files_are_pinned_hashed_and_name_no_index():
   locks = [*sorted((ROOT / 'requirements').glob('*.txt')), ROOT / 'requirements-tff.txt']
-  assert {p.name for p in locks} >= {'py310.txt', 'py311.txt', 'dev-py310.txt', 'dev-py311.txt'}
+  assert {p.name for p in locks} >= {
+    'py310.txt',
+    'py311.txt',
+    'dev-py310.txt',
+    'dev-py311.txt',
+    'cluster-py310.txt',
+    'cluster-py311.txt',
+  }
   for lock in locks:
     entries = lock.read_text().replace('\\\n', ' ').splitlines()
     assert entries

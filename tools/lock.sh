@@ -19,5 +19,7 @@ for version in 3.10 3.11; do
   short=$(echo "$version" | tr -d .)
   compile "$version" "requirements/py$short.txt" requirements.in
   compile "$version" "requirements/dev-py$short.txt" --constraint "requirements/py$short.txt" requirements-dev.txt
+  compile "$version" "requirements/cluster-py$short.txt" --constraint "requirements/py$short.txt" \
+    --constraint "requirements/dev-py$short.txt" requirements-cluster.txt
 done
 echo 'tensorflow-federated==0.87.0' | compile 3.11 requirements-tff.txt --no-deps -

@@ -34,7 +34,7 @@ fi
 version=$(.venv/bin/python -c 'import sys; print("%d%d" % sys.version_info[:2])')
 echo "Installing the packages of requirements/py$version.txt (about 1 GB once; pip keeps them in its cache) ..."
 # The locks are complete, so nothing is resolved; TFF's own requirements could not be (see requirements.in).
-for lock in "requirements/py$version.txt" "requirements/dev-py$version.txt" requirements-tff.txt; do
+for lock in "requirements/py$version.txt" "requirements/dev-py$version.txt" "requirements/cluster-py$version.txt" requirements-tff.txt; do
   .venv/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r "$lock" |
     grep -v '^Requirement already satisfied' || true
 done

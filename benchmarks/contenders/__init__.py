@@ -62,6 +62,12 @@ CONTENDERS = {
     (_BFLOAT16,),
     precision=_BFLOAT16,
   ),
+  'cluster': Contender(
+    'cluster, 2 local workers, our FedAvg-NAR, packed',
+    _TFF,
+    'cluster',
+    packages=('tensorflow', 'tensorflow-federated', 'ray'),
+  ),
   'remote': Contender('remote, 2 local workers, DATASET_ITERATOR', _TFF, 'remote'),
   'bare': Contender('bare tf.range loop', 'benchmarks.contenders.bare', 'bare'),
   'torch': Contender('PyTorch', _TORCH, 'threads', **_TORCH_PLACE),

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import workloads
-from fednar_tff import tasks
+from fednar_tff import resident, tasks
 from fednar_tff.tasks import models
 
 
@@ -76,9 +76,13 @@ def packed_clients(workload: workloads.Workload) -> list[tf.data.Dataset]:
   arrays = workloads.arrays(workload)
   seeds = tf.zeros([workload.num_steps, 2], tf.int32)
   data = structure(workload, tf.constant(arrays['x']), tf.constant(arrays['y']), seeds)
-  return [
-    tf.data.Dataset.from_tensors(collections.OrderedDict(data=data, index=tf.constant(rows)))
+  elements = [
+    collections.OrderedDict(data=data, index=tf.constant(rows))
     for rows in workloads.index(workload)
+  ]
+  return [
+    resident.remember(tf.data.Dataset.from_tensors(element), element, tf.nest.flatten(data))
+    for element in elements
   ]
 
 

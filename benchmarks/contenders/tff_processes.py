@@ -89,6 +89,16 @@ def remote(workload: workloads.Workload) -> RunRound:
 def packed(workload: workloads.Workload, precision: str = 'float32') -> RunRound:
   """Our FedAvg with NAR, packed clients, in process."""
   runtime.set_in_process_context()
+  return _packed(workload, precision)
+
+
+def cluster(workload: workloads.Workload) -> RunRound:
+  """Our FedAvg with NAR, packed clients, on two workers of Ray that run on this machine."""
+  runtime.set_cluster_context(num_workers=2, object_store_memory=2**30)
+  return _packed(workload, 'float32')
+
+
+def _packed(workload, precision):
   process = algorithms.build_fed_avg(
     tff_models.model_fn(workload, precision),
     client_optimizer_fn=optimizers.build_nar(

@@ -143,13 +143,14 @@ def _schedules(name: str, decay: float) -> dict[str, Option]:
   )
 
 
+_DEVICES = {'deterministic': False, 'tf32': True, 'jit_compile': False}
 RUNTIMES = _by_name(
-  Option(
-    'in_process',
-    {'clients_per_device': None, 'deterministic': False, 'tf32': True, 'jit_compile': False},
-  ),
+  Option('in_process', {'clients_per_device': None, **_DEVICES}),
   Option('native'),
   Option('remote', {'workers': None}),
+  Option(
+    'cluster', {'cluster_address': None, 'num_workers': None, 'gpus_per_worker': 0.0, **_DEVICES}
+  ),
 )
 
 # In the order in which they are decided.

@@ -201,9 +201,19 @@ SETTINGS = (
     changes_results=False),
   # Where it runs.
   Setting('runtime', _choice('runtime'), 'runtime',
-    "in_process (on GPUs, too), TFF's own native, or remote workers.", 'in_process'),
+    "in_process (on GPUs, too), a cluster on Ray (on GPUs, too), TFF's own native, or TFF's remote "
+    'workers.', 'in_process'),
   Setting('workers', str, 'runtime',
     'The remote workers, as host:port,host:port.', changes_results=False),
+  Setting('cluster_address', str, 'runtime',
+    'The Ray cluster: auto, host:port or ray://host:port; without it, Ray is started on this '
+    'machine.', changes_results=False),
+  Setting('num_workers', int, 'runtime',
+    'How many workers of the cluster; by default as many as it has CPUs and GPUs for. Last bits '
+    'depend on it.', range='positive', changes_results=False),
+  Setting('gpus_per_worker', float, 'runtime',
+    'How many GPUs each of them has; a fraction shares one.', range='nonnegative',
+    changes_results=False),
   Setting('clients_per_device', int, 'runtime',
     'How many clients train at the same time on a device: by default one on each core of the CPU, '
     'or as many as a GPU has 4 GB of memory, at most 4.', range='positive', changes_results=False),

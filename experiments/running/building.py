@@ -27,6 +27,14 @@ def set_runtime(settings):
     )
   elif settings['runtime'] == 'native':
     fednar_tff.runtime.set_native_context()
+  elif settings['runtime'] == 'cluster':
+    fednar_tff.runtime.set_cluster_context(
+      settings['cluster_address'],
+      settings['num_workers'],
+      settings['gpus_per_worker'],
+      deterministic=settings['deterministic'],
+      allow_tf32=settings['tf32'],
+    )
   else:
     fednar_tff.runtime.set_remote_context(settings['workers'].split(','))
 

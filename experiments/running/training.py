@@ -57,7 +57,7 @@ def train(settings, quiet=False):
     ConnectionError,
   ) as e:
     raise UsageError(str(e)) from e
-  except ValueError as e:
+  except (ValueError, ImportError) as e:
     if not _is_ours(e, fednar_tff):
       raise
     raise UsageError(str(e)) from e

@@ -5,6 +5,8 @@ The public names are those of this module. The modules behind it are for the pac
 
 import tensorflow_federated as tff
 
+from fednar_tff.runtime.cluster.context import create_cluster_context as create_cluster_context
+from fednar_tff.runtime.cluster.context import set_cluster_context as set_cluster_context
 from fednar_tff.runtime.in_process.async_context import (
   create_async_in_process_context as create_async_in_process_context,
 )

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.tasks import batches, resident_data, step_seeds
+from fednar_tff import resident
+from fednar_tff.tasks import batches, client_datasets, resident_data, step_seeds
 from fednar_tff.tasks import partition as partition_lib
 
 
@@ -56,11 +57,24 @@ class Task(tff.simulation.baselines.BaselineTask):
   precision: str = 'float32'
   _arrays: Any = attrs.field(alias='arrays', repr=False, kw_only=True)
   _position: dict = attrs.field(init=False, repr=False)
+  _needs_seed: bool = attrs.field(init=False, repr=False)
+  _batch_maker: client_datasets.BatchMaker = attrs.field(init=False, repr=False)
+  _element_makers: tuple = attrs.field(init=False, repr=False)
 
   def __attrs_post_init__(self):
     super().__attrs_post_init__()
     ids = self.partition.client_ids
-    object.__setattr__(self, '_position', {client_id: i for i, client_id in enumerate(ids)})
+    needs_seed = step_seeds.has_seed(self.datasets.element_type_structure)
+    for name, value in {
+      '_position': {client_id: i for i, client_id in enumerate(ids)},
+      '_needs_seed': needs_seed,
+      '_batch_maker': client_datasets.BatchMaker(
+        self._arrays, step_seeds.with_seed if needs_seed else None
+      ),
+      # Without and with the number of examples.
+      '_element_makers': (client_datasets.ElementMaker(), client_datasets.ElementMaker()),
+    }.items():
+      object.__setattr__(self, name, value)
 
   def check_batches(
     self, *, batch_size: int, local_steps: int | None = None, local_epochs: int | None = None
@@ -119,12 +133,12 @@ class Task(tff.simulation.baselines.BaselineTask):
     else:
       data = self._arrays
       index = np.where(index < 0, -1, rows[index])
-    seeds = batches.make_step_seeds(len(index), client_id, round_num, seed=seed)
+    if self._needs_seed:
+      data = step_seeds.with_seed(data, self._step_seeds(index, client_id, round_num, seed))
     size = {'num_examples': np.int32(len(rows))} if with_size else {}
-    with tf.device('CPU:0'):
-      return tf.data.Dataset.from_tensors(
-        collections.OrderedDict(data=self._with_seed(data, seeds), index=index, **size)
-      )
+    element = collections.OrderedDict(data=data, index=index.astype(np.int32, copy=False), **size)
+    shared = () if own_rows_only else tf.nest.flatten(self._arrays)
+    return resident.remember(self._element_makers[with_size](element), element, shared)
 
   def client_batches(
     self,
@@ -153,16 +167,8 @@ class Task(tff.simulation.baselines.BaselineTask):
       ValueError: If the client is unknown or a number is out of range.
     """
     rows, index = self._round(client_id, round_num, batch_size, local_steps, local_epochs, seed)
-    own = self._gather(rows)
-    seeds = batches.make_step_seeds(len(index), client_id, round_num, seed=seed)
-
-    def batch_of(positions, length, step_seed):
-      batch = tf.nest.map_structure(lambda leaf: tf.gather(leaf, positions[:length]), own)
-      return self._with_seed(batch, step_seed)
-
-    lengths = np.sum(index >= 0, axis=1)
-    with tf.device('CPU:0'):
-      return tf.data.Dataset.from_tensor_slices((index, lengths, seeds)).map(batch_of)
+    seeds = self._step_seeds(index, client_id, round_num, seed)
+    return self._batch_maker(self._gather(rows), index, seeds)
 
   def with_partition(self, partition: partition_lib.Partition) -> 'Task':
     """Returns this task with its examples divided in another way; they stay in memory once."""
@@ -282,11 +288,12 @@ class Task(tff.simulation.baselines.BaselineTask):
     )
     return rows, index
 
+  def _step_seeds(self, index, client_id, round_num, seed):
+    return batches.make_step_seeds(len(index), client_id, round_num, seed=seed)
+
   def _gather(self, rows):
     with tf.device('CPU:0'):
       return tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), self._arrays)
 
   def _with_seed(self, batch, seed):
-    if not step_seeds.has_seed(self.datasets.element_type_structure):
-      return batch
-    return step_seeds.with_seed(batch, seed)
+    return step_seeds.with_seed(batch, seed) if self._needs_seed else batch

@@ -103,7 +103,7 @@ from tests.experiments.command import call
     (['--max_norm=0'], '--max_norm=0.0 is out of range: it takes a positive number.'),
     (
       ['--runtime=native', '--notf32'],
-      '--tf32 means nothing with --runtime=native; it goes with runtime in_process.',
+      '--tf32 means nothing with --runtime=native; it goes with runtime in_process, cluster.',
     ),
     (
       ['--clients_per_device=0'],

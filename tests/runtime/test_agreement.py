@@ -1,4 +1,7 @@
-"""TFF's own algorithms and aggregators give the same results in process as on TFF's own runtime."""
+"""TFF's own algorithms and aggregators give the same results as on TFF's own runtime.
+
+They do in process, and on a cluster of three workers.
+"""
 
 import collections
 
@@ -51,27 +54,34 @@ def contexts():
     native,
     runtime.create_in_process_context(num_threads=1),
     runtime.create_in_process_context(num_threads=3),
+    runtime.create_cluster_context(num_workers=3, object_store_memory=2 * 10**8),
   )
   native._worker.interrupt()
 
 
 def _run_everywhere(contexts, program):
-  """Runs a program on TFF's runtime and in process, and compares all that it returns."""
+  """Runs a program on TFF's runtime, in process and on a cluster, and compares all it returns."""
   results = []
   for context in contexts:
     with tff.framework.get_context_stack().install(context):
       results.append(program())
-  native, one_thread, three_threads = results
-  tree.assert_same_structure(native, one_thread)
+  native, one_thread, three_threads, three_workers = results
+  _assert_close(one_thread, native)
+  _assert_close(three_workers, native)
+  assert contexts[-1].describe()['bytes_in_last_round']['results'] > 0
+  tree.map_structure(np.testing.assert_array_equal, one_thread, three_threads)
+  return one_thread
+
+
+def _assert_close(result, native):
+  tree.assert_same_structure(native, result)
   for path, expected in tree.flatten_with_path(native):
-    found = _at(one_thread, path)
+    found = _at(result, path)
     assert type(found) is type(expected), path
     if isinstance(expected, bytes):
       assert found == expected, path
     else:
       np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=str(path))
-  tree.map_structure(np.testing.assert_array_equal, one_thread, three_threads)
-  return one_thread
 
 
 def _at(structure, path):

@@ -25,13 +25,15 @@ def test_a_runtime_that_fails_is_a_line_in_the_report():
   [
     (['CPU cpu:0'], [], 'All runtimes work.'),
     (['CPU cpu:0'], [], 'no GPU'),
-    (['CPU cpu:0', 'GPU gpu:0'], [], 'trains on the GPU'),
+    (['CPU cpu:0', 'GPU gpu:0'], [], 'train on the GPU'),
     (['CPU cpu:0'], ['native'], 'use the in-process runtime'),
     (['CPU cpu:0'], ['in_process'], 'is broken here'),
+    (['CPU cpu:0'], ['cluster'], 'Ray does not run here'),
+    (['CPU cpu:0'], [], 'For several machines choose cluster'),
   ],
 )
 def test_the_diagnosis_is_in_words(devices, broken, expected):
-  works = {name: name not in broken for name in ('in_process', 'native', 'remote')}
+  works = {name: name not in broken for name in ('in_process', 'native', 'remote', 'cluster')}
   assert expected in ' '.join(doctor.diagnose(devices, works))
   assert ('All runtimes work.' in doctor.diagnose(devices, works)) == (not broken)
 

@@ -133,6 +133,22 @@ def test_a_worker_that_dies_in_the_middle_of_a_computation_is_replaced(start_wor
     context.invoke(_add, [1, 2])
 
 
+def test_values_of_clients_come_back_in_client_order(start_workers):
+  @tff.tensorflow.computation(np.int32)
+  def count(x):
+    return tf.while_loop(lambda i: i < x, lambda i: (i + 1,), (0,))[0]
+
+  @tff.federated_computation(_INTS)
+  def run(x):
+    counted = tff.federated_map(count, x)
+    return tff.federated_sum(counted), counted
+
+  # The first worker has much more to do.
+  counts = [200_000, 200_001, 1, 2, 3]
+  total, found = _context(start_workers(2)).invoke(run, counts)
+  assert (total, found) == (sum(counts), counts)
+
+
 def test_a_silent_address_is_named_within_seconds():
   with socket.socket() as unused:
     unused.bind(('localhost', 0))

@@ -1,4 +1,5 @@
 import collections
+import gc
 import inspect
 import subprocess
 import sys
@@ -233,3 +234,34 @@ def test_dropout_of_the_synthetic_task_draws_from_the_seed_of_the_step():
   np.testing.assert_array_equal(predict(x, False), predict(other, False))
   expected = plain_model.predict_on_batch(model.initial_weights, x['features'], training=False)
   np.testing.assert_array_equal(predict(x, False), expected)
+
+
+def test_ordinary_batches_are_traced_once_for_all_clients(monkeypatch):
+  task = tasks.create_task('synthetic', dropout=0.5)
+  maps = []
+  map_dataset = tf.data.Dataset.map
+  monkeypatch.setattr(
+    tf.data.Dataset, 'map', lambda self, fn, **kwargs: maps.append(fn) or map_dataset(self, fn)
+  )
+  for client_id in task.partition.client_ids[:3]:
+    for batch_size in (3, 100):
+      task.client_batches(client_id, 0, batch_size=batch_size, local_steps=2, seed=0)
+  assert len(maps) == 1
+
+
+def test_datasets_outlive_their_task_and_travel():
+  """A runtime in another process gets the graph of a dataset, with the functions in it."""
+  task = tasks.create_task('synthetic', dropout=0.5)
+  client_id = task.partition.client_ids[0]
+  made = [task.client_batches(client_id, 1, **_ROUND), task.packed_client(client_id, 1, **_ROUND)]
+  expected = [list(dataset.as_numpy_iterator()) for dataset in made]
+  graphs = [
+    tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset)).numpy()
+    for dataset in made
+  ]
+  assert len(graphs[0]) < 20_000  # The client's own examples, not all.
+  del task
+  gc.collect()
+  for dataset, batches in zip(made, expected, strict=True):
+    for a, b in zip(dataset.as_numpy_iterator(), batches, strict=True):
+      _assert_equal(a, b)

@@ -20,6 +20,7 @@ class ClientError(RuntimeError):
   def __init__(self, client_index: int, cause: Exception):
     super().__init__(f'Client {client_index} failed{_describe(cause)}')
     self.client_index = client_index
+    self.__cause__ = cause
 
 
 def _describe(error: Exception) -> str:
@@ -35,14 +36,17 @@ def _describe(error: Exception) -> str:
   return f'{where}: {type(error).__name__}: {reason}'
 
 
-def _first_cause(under_way) -> tuple[int, Exception]:
+def _first_cause(under_way) -> ClientError:
   """Finds the first failure: when a client fails, TensorFlow cancels those that run with it."""
   errors = []
   for index, future in under_way:
     future.cancel()
     if not future.cancelled() and future.exception() is not None:
-      errors.append((index, future.exception()))
-  causes = [error for error in errors if not isinstance(error[1], tf.errors.CancelledError)]
+      error = future.exception()
+      if not isinstance(error, ClientError):
+        error = ClientError(index, error)
+      errors.append(error)
+  causes = [e for e in errors if not isinstance(e.__cause__, tf.errors.CancelledError)]
   return (causes or errors)[0]
 
 
@@ -68,14 +72,27 @@ class ClientPool:
     ]
 
   def map(self, fn: Callable[[int, str], _Result], num_clients: int) -> Iterator[_Result]:
-    """Yields `fn(client_index, device)` of each client, in client order.
+    """Yields `fn(client_index, device)` of each client, in client order; see `map_groups`."""
+    return self.map_groups(
+      lambda clients, device: fn(clients[0], device), num_clients, lambda num_left: 1
+    )
 
-    At most twice as many clients as there are threads are under way or wait to be taken, so memory
+  def map_groups(
+    self,
+    fn: Callable[[range, str], _Result],
+    num_clients: int,
+    size_fn: Callable[[int], int],
+  ) -> Iterator[_Result]:
+    """Yields `fn(clients, device)` of each group of clients, in client order.
+
+    At most twice as many groups as there are threads are under way or wait to be taken, so memory
     does not grow with the number of clients.
 
     Args:
-      fn: What a client does.
+      fn: What a group of clients does. If it knows which client failed it raises a `ClientError`.
       num_clients: The number of clients.
+      size_fn: From the number of clients that wait to how many of them are the next group. Only
+        where there is one device may groups have more than one client.
 
     Yields:
       What `fn` returns.
@@ -87,19 +104,22 @@ class ClientPool:
     under_way: collections.deque[tuple[int, concurrent.futures.Future[_Result]]] = (
       collections.deque()
     )
+    start = 0
     try:
-      for index in range(num_clients + window):
-        if index < num_clients:
-          place = index % len(self.devices)
-          future = self._executors[place].submit(fn, index, self.devices[place])
-          under_way.append((index, future))
-        if index >= window - 1 and under_way:
+      while start < num_clients or under_way:
+        if start < num_clients:
+          clients = range(start, start + size_fn(num_clients - start))
+          place = start % len(self.devices)
+          future = self._executors[place].submit(fn, clients, self.devices[place])
+          under_way.append((start, future))
+          start = clients.stop
+        if len(under_way) == window or start == num_clients:
           first, future = under_way.popleft()
           try:
             result = future.result()
           except Exception:
-            index, error = _first_cause([(first, future), *under_way])
-            raise ClientError(index, error) from error
+            error = _first_cause([(first, future), *under_way])
+            raise error from error.__cause__
           # The loop must not hold on to what the caller drops.
           del future
           yield result

@@ -33,7 +33,33 @@ def _replace_secure_intrinsics(block):
   return tff.backends.test.replace_secure_intrinsics_with_bodies(computation).to_building_block()
 
 
-class _InProcessContext(tff.framework.SyncContext):
+def make_plan(
+  computation: tff.framework.ConcreteComputation,
+  simulate_secure_sums_in_the_clear: bool,
+  *,
+  with_merge: bool = False,
+) -> passes.Plan:
+  """Compiles a computation, and plans it.
+
+  Args:
+    computation: The computation.
+    simulate_secure_sums_in_the_clear: As in `create_in_process_context`.
+    with_merge: Whether the plan is for several processes, whose sums are merged.
+
+  Returns:
+    The plan. Two processes that plan the same serialised computation give its values the same
+    numbers.
+  """
+  block = computation.to_building_block()
+  if simulate_secure_sums_in_the_clear:
+    block = _replace_secure_intrinsics(block)
+  # Not `tff.backends.native`'s compiler: it flattens loops and turns TensorFlow's optimizer off
+  # inside them, which makes a training step slower by half.
+  block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
+  return passes.make_plan(tff.framework.to_call_dominant(block), with_merge=with_merge)
+
+
+class InProcessContext(tff.framework.SyncContext):
   """Runs computations in this process."""
 
   def __init__(
@@ -54,7 +80,8 @@ class _InProcessContext(tff.framework.SyncContext):
     self._plans = {}
 
   @property
-  def _pool(self) -> client_pool.ClientPool:
+  def pool(self) -> client_pool.ClientPool:
+    """The threads of the clients."""
     # Made at the first computation: to list the devices initialises TensorFlow, and then it can no
     # longer be configured.
     if self._lazy_pool is None:
@@ -64,15 +91,15 @@ class _InProcessContext(tff.framework.SyncContext):
   def _plan_of(self, computation) -> passes.Plan:
     key = id(computation)
     if key not in self._plans:
-      block = computation.to_building_block()
-      if self._simulate_secure_sums_in_the_clear:
-        block = _replace_secure_intrinsics(block)
-      # Not `tff.backends.native`'s compiler: it flattens loops and turns TensorFlow's optimizer off
-      # inside them, which makes a training step slower by half.
-      block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
-      self._plans[key] = passes.make_plan(tff.framework.to_call_dominant(block))
+      self._plans[key] = self._make_plan(computation)
       weakref.finalize(computation, self._plans.pop, key, None).atexit = False
     return self._plans[key]
+
+  def _make_plan(self, computation) -> passes.Plan:
+    return make_plan(computation, self._simulate_secure_sums_in_the_clear)
+
+  def _new_round(self, plan: passes.Plan, num_clients: int) -> rounds.Round:
+    return rounds.Round(plan, self.pool, num_clients)
 
   def invoke(self, comp, arg):
     plan = self._plan_of(comp)
@@ -80,7 +107,7 @@ class _InProcessContext(tff.framework.SyncContext):
     if num_clients is None:
       num_clients = self._default_num_clients
     with cancellation.cancelled_on_error():
-      current = rounds.Round(plan, self._pool, num_clients)
+      current = self._new_round(plan, num_clients)
       if arg is not None:
         current.ingest(arg)
       current.run()
@@ -91,10 +118,10 @@ class _InProcessContext(tff.framework.SyncContext):
     return {
       'runtime': 'in_process',
       'shares_data': True,
-      'devices': self._pool.devices,
-      'executes_on': tuple(map(accelerators.executing_device, self._pool.devices)),
-      'clients_by_device': dict(self._pool.clients_by_device),
-      'num_threads': self._pool.num_threads,
+      'devices': self.pool.devices,
+      'executes_on': tuple(map(accelerators.executing_device, self.pool.devices)),
+      'clients_by_device': dict(self.pool.clients_by_device),
+      'num_threads': self.pool.num_threads,
       'intra_op_threads': tf.config.threading.get_intra_op_parallelism_threads(),
     }
 
@@ -202,7 +229,7 @@ def create_in_process_context(
     memory_growth=memory_growth, deterministic=deterministic, allow_tf32=allow_tf32
   )
   _use_one_thread_for_each_op()
-  return _InProcessContext(
+  return InProcessContext(
     devices,
     num_threads,
     default_num_clients,

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -103,6 +104,11 @@ class _Copy:
       tf.TensorSpec.from_tensor(feed, name=f'argument_{i}') for i, feed in enumerate(feeds)
     )
     self._call = imported.prune(feeds, fetches, input_signature=(signature, {}))
+    num_leaves = len(feeds) - len(self._extra_arguments)
+    self.signature = (
+      [tf.TensorSpec(spec.shape, spec.dtype) for spec in signature[:num_leaves]],
+      [tf.TensorSpec(fetch.shape, fetch.dtype) for fetch in fetches],
+    )
     # A call of its own, because no control dependency reaches into the frames of a loop.
     self._initialize = None
     if tensorflow_proto.initialize_op:
@@ -152,6 +158,7 @@ class GraphFunction:
     # TensorFlow runs the function of a dataset's reduce on the host, whatever device is asked for.
     self.reduces_on_host = any(node.op == 'ReduceDataset' for node in _all_nodes(graph_def))
     has_temporary_variables = any(node.op == 'TemporaryVariable' for node in _all_nodes(graph_def))
+    self.can_be_part = not has_temporary_variables
     self._turn: Any = _temporary_variables if has_temporary_variables else contextlib.nullcontext()
     self._lock = threading.Lock()
     self._shared = None
@@ -175,6 +182,22 @@ class GraphFunction:
         return copy(arguments)
       finally:
         self._free[device].append(copy)
+
+  def signature(self, device: str) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:
+    """Returns the types of the leaves of the parameter and of the result, as the graph has them."""
+    if not self._has_state:
+      return self._shared_copy().signature
+    copy = self._take_copy(device)
+    self._free[device].append(copy)
+    return copy.signature
+
+  def new_part(self, device: str) -> Callable[[list[tf.Tensor], str], list[tf.Tensor]]:
+    """Returns the function as a part of a larger graph that runs once at a time.
+
+    Only if `can_be_part`. It is to be called while that graph is traced, and has to live as long.
+    """
+    copy = self._take_copy(device) if self._has_state else self._shared_copy()
+    return lambda arguments, device: copy(arguments)
 
   def _shared_copy(self) -> _Copy:
     with self._lock:

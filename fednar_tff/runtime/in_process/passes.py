@@ -9,6 +9,7 @@ that a later pass or the result asks for.
 import collections
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow_federated as tff
 
@@ -26,11 +27,18 @@ class Pass:
   # The slots of a client that outlive its turn, and those that only the aggregations need.
   keeps: list[int]
   sends: list[int]
+  # How its clients run in groups, or False if they do not. The first round finds out.
+  group: Any = None
 
   @property
   def reads(self) -> set[int]:
     """The slots that the client steps read."""
     return {slot for step in self.client_steps for slot in step.reads}
+
+  @property
+  def needs(self) -> set[int]:
+    """The slots that a process needs to run some of the clients and to sum up what they send."""
+    return self.reads | {slot for step in self.aggregations for slot in step.reads}
 
   def ran_on(self, slots: steps.Values, device: str) -> str:
     """Returns where a client has run: on its device, unless a step's results are elsewhere."""
@@ -49,6 +57,17 @@ class Plan:
   parameter_type: tff.Type | None
   passes: list[Pass]
   result: object
+
+  def zero_steps(self, current: Pass) -> list[steps.Step]:
+    """Lists the server's steps that make nothing but the zeros of a pass, out of nothing.
+
+    Zeros are as large as what is summed up. A process makes them faster than it gets them sent.
+    """
+    zeros = {slot for step in current.aggregations for slot in step.zero} - current.reads
+    for step in current.aggregations:
+      zeros.difference_update(step.client_values, step.accumulate.captures)
+    server_steps = [step for one in self.passes for step in one.server_steps]
+    return [step for step in server_steps if not step.reads and zeros.issuperset(step.writes)]
 
 
 def _drop_dead(all_steps: list[steps.Step], results: list[int]) -> list[steps.Step]:
@@ -95,12 +114,13 @@ def _split(
   return passes[::-1]
 
 
-def make_plan(block: tff.framework.ComputationBuildingBlock) -> Plan:
+def make_plan(block: tff.framework.ComputationBuildingBlock, *, with_merge: bool = False) -> Plan:
   """Makes the plan of a computation.
 
   Args:
     block: A function in which `tff.tensorflow.replace_intrinsics_with_bodies` has left only the
       basic intrinsics.
+    with_merge: Whether the plan is for several processes, whose sums are merged.
 
   Returns:
     The plan.
@@ -109,7 +129,7 @@ def make_plan(block: tff.framework.ComputationBuildingBlock) -> Plan:
     NotImplementedError: If the computation contains something that this runtime cannot run; the
       message names it.
   """
-  tracer = tracing.Tracer()
+  tracer = tracing.Tracer(with_merge)
   parameter_type = block.type_signature.parameter
   parameter = None if parameter_type is None else tracer.new_tree(parameter_type)
   function = tracer.trace(block, collections.ChainMap(), False)

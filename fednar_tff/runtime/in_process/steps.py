@@ -104,6 +104,8 @@ class Aggregation(Step):
   client_values: list[int]
   zero: list[int]
   accumulate: Function
+  # Of two sums over some of the clients; only in plans for several processes.
+  merge: Function | None
 
   def start(self, slots: Values) -> None:
     slots.update(zip(self.writes, [slots[slot] for slot in self.zero], strict=True))
@@ -112,6 +114,11 @@ class Aggregation(Step):
     arguments = [slots[slot] for slot in self.writes]
     arguments += [client[slot] if slot in client else slots[slot] for slot in self.client_values]
     slots.update(zip(self.writes, self.accumulate(arguments, slots, device), strict=True))
+
+  def add_sum(self, leaves: list[object], slots: Values, device: str) -> None:
+    """Adds the sum over the clients that follow."""
+    arguments = [*(slots[slot] for slot in self.writes), *leaves]
+    slots.update(zip(self.writes, self.merge(arguments, slots, device), strict=True))
 
 
 @dataclasses.dataclass

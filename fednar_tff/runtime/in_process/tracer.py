@@ -22,8 +22,14 @@ class _Closure:
 class Tracer:
   """Walks the building blocks of a computation and writes down the steps."""
 
-  def __init__(self):
+  def __init__(self, with_merge: bool = False):
+    """Starts with no steps.
+
+    Args:
+      with_merge: Whether aggregations can merge sums over some of the clients.
+    """
     self.steps = []
+    self._with_merge = with_merge
     self._num_slots = 0
     self._functions = {}
     self._client_slots = set()
@@ -177,11 +183,15 @@ class Tracer:
     raise NotImplementedError(f'The in-process runtime has no intrinsic {uri}.')
 
   def _aggregate(self, client_values, zero, accumulate, merge, report):
-    del merge  # One process has one accumulator.
     parameter = (self._copy_tree(zero, False), self._copy_tree(client_values, False))
     function = self.trace_function(accumulate, parameter, on_clients=False)
     total = self._copy_tree(zero, False)
     reads = [*steps.flatten(client_values), *steps.flatten(zero), *function.captures]
+    merging = None  # One process has one sum.
+    if self._with_merge:
+      parameter = (self._copy_tree(zero, False), self._copy_tree(zero, False))
+      merging = self.trace_function(merge, parameter, on_clients=False)
+      reads += merging.captures
     self.steps.append(
       steps.Aggregation(
         reads,
@@ -190,6 +200,7 @@ class Tracer:
         steps.flatten(client_values),
         steps.flatten(zero),
         function,
+        merging,
       )
     )
     return self.apply(report, total, on_clients=False)

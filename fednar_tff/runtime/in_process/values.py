@@ -11,6 +11,8 @@ import tensorflow_federated as tff
 HOST = '/device:CPU:0'
 # NumPy's letters for kinds of numbers. TFF converts within a row, never from one row to another.
 _KINDS = ('b', 'iu', 'f', 'c', 'SUO')
+# The last type of a dataset's elements that fitted, and the type that it fitted.
+_last_fit: tuple[object, object] = (None, None)
 
 
 def _check_tensor(shape, dtype: np.dtype, type_spec: tff.TensorType) -> None:
@@ -145,10 +147,19 @@ def _to_dataset(value: object, type_spec: tff.SequenceType) -> tf.data.Dataset:
       f'A value of type {type_spec} must be a tf.data.Dataset or a list, '
       f'found {type(value).__name__}.'
     )
-  found = tff.SequenceType(tff.types.tensorflow_to_type(value.element_spec))
+  _check_element_spec(value.element_spec, type_spec)
+  return value
+
+
+def _check_element_spec(spec: object, type_spec: tff.SequenceType) -> None:
+  # The clients of a round often share one object, and the check costs as much as a small client.
+  global _last_fit
+  if _last_fit[0] is spec and _last_fit[1] is type_spec:
+    return
+  found = tff.SequenceType(tff.types.tensorflow_to_type(spec))
   if not type_spec.is_assignable_from(found):
     raise TypeError(f'A dataset must be of type {type_spec}, found one of type {found}.')
-  return value
+  _last_fit = (spec, type_spec)
 
 
 def _pack(leaves: Iterator[object], type_spec: tff.Type) -> object:

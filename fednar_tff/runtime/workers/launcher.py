@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 
 import tensorflow_federated as tff
 
@@ -27,7 +28,8 @@ def _worker_binary() -> pathlib.Path:
   return path
 
 
-def _unused_port() -> int:
+def unused_port() -> int:
+  """Returns a port that nothing listens on."""
   with socket.socket() as probe:
     probe.bind(('', 0))
     return probe.getsockname()[1]
@@ -46,8 +48,32 @@ def _check_port(port: int) -> None:
       raise OSError(e.errno, f'Cannot listen on port {port}: {e.strerror}') from e
 
 
-def _end(supervisor: subprocess.Popen) -> None:
-  """Ends the supervisor, which ends its worker first; killing it is the last resort."""
+def start_supervised(
+  command: Sequence[str], *, folder: pathlib.Path | None = None, **options
+) -> subprocess.Popen:
+  """Starts a command that ends when this process does, however this process ends.
+
+  Args:
+    command: The command.
+    folder: A folder that is removed when the command has ended.
+    **options: Those of `subprocess.Popen`.
+
+  Returns:
+    The command's supervisor, to be ended with `end`.
+  """
+  own = [] if folder is None else [f'--remove={folder}']
+  return subprocess.Popen(
+    [sys.executable, '-I', '-S', str(_SUPERVISOR), str(os.getpid()), *own, *command],
+    stdin=subprocess.DEVNULL,
+    # Ctrl-C in a terminal interrupts the computation, not the worker: a notebook goes on with the
+    # same one.
+    start_new_session=True,
+    **options,
+  )
+
+
+def end(supervisor: subprocess.Popen) -> None:
+  """Ends a supervisor, which ends its command first; killing it is the last resort."""
   supervisor.terminate()
   try:
     supervisor.wait(_SECONDS_TO_END)
@@ -73,24 +99,19 @@ class WorkerProcess:
     """
     if port is not None:
       _check_port(port)
-    self.port = _unused_port() if port is None else port
-    self._supervisor = subprocess.Popen(
+    self.port = unused_port() if port is None else port
+    self._supervisor = start_supervised(
       [
-        *(sys.executable, '-I', '-S', str(_SUPERVISOR), str(os.getpid())),
         str(_worker_binary()),
         f'--port={self.port}',
         f'--max_concurrent_computation_calls={max_concurrent_computation_calls}',
       ],
-      stdin=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
       env={'TF_CPP_MIN_LOG_LEVEL': '1', **os.environ},
-      # Ctrl-C in a terminal interrupts the computation, not the worker: a notebook goes on with the
-      # same one.
-      start_new_session=True,
     )
     # `finalize` runs when this object is dropped and at interpreter exit; the supervisor covers all
     # other ends.
-    self._finalizer = weakref.finalize(self, _end, self._supervisor)
+    self._finalizer = weakref.finalize(self, end, self._supervisor)
 
   @property
   def is_running(self) -> bool:

@@ -1,6 +1,5 @@
 """A round spread over many machines: TFF's own workers, each with a part of the clients."""
 
-import asyncio
 import threading
 import weakref
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ import tensorflow_federated as tff
 from absl import logging
 
 from fednar_tff.runtime import default_context
-from fednar_tff.runtime.workers import connection, execution, launcher
+from fednar_tff.runtime.workers import connection, execution, launcher, mergeable
 
 _SECONDS_TO_CONNECT = 5.0
 
@@ -75,17 +74,6 @@ class _Workers:
     raise WorkerLostError(f'No worker is left: {addresses} do not answer.')
 
 
-class _Part(tff.framework.AsyncContext):
-  """Runs one part of a round in a thread of its own: TFF's calls to a worker block."""
-
-  def __init__(self, workers: _Workers, first_choice: int):
-    self._workers = workers
-    self._first_choice = first_choice
-
-  async def invoke(self, comp, arg):
-    return await asyncio.to_thread(self._workers.invoke, comp, arg, self._first_choice)
-
-
 class _RemoteContext(tff.framework.SyncContext):
   """Splits the clients of a computation over the workers, and merges what these return."""
 
@@ -93,9 +81,7 @@ class _RemoteContext(tff.framework.SyncContext):
     self._all = workers
     self._workers = _Workers(workers)
     self._forms: dict[int, tff.Computation | None] = {}
-    self._merging = tff.framework.MergeableCompExecutionContext(
-      [_Part(self._workers, i) for i in range(len(workers))]
-    )
+    self._merging = mergeable.Merging(len(workers), self._workers.invoke)
 
   def _mergeable_form(self, computation):
     """Returns TFF's mergeable form, or `None` if the computation is one for a single worker."""
@@ -110,7 +96,7 @@ class _RemoteContext(tff.framework.SyncContext):
     with execution.interruptible(self._all):
       if form is None:
         return self._workers.invoke(comp, arg)
-      result = self._merging.invoke(form, arg)
+      result = self._merging.run(form, arg)
       return tff.types.type_to_py_container(result, comp.type_signature.result)
 
   def describe(self) -> dict[str, object]:
@@ -122,15 +108,8 @@ class _RemoteContext(tff.framework.SyncContext):
     }
 
 
-def _has_clients(type_spec: tff.Type | None) -> bool:
-  return type_spec is not None and tff.types.contains(
-    type_spec,
-    lambda t: isinstance(t, tff.FederatedType) and t.placement is tff.CLIENTS and not t.all_equal,
-  )
-
-
 def _compile(computation):
-  if not _has_clients(computation.type_signature.parameter):
+  if not mergeable.has_clients(computation.type_signature.parameter):
     return None  # Without clients there is nothing to spread.
   try:
     return tff.backends.native.compile_to_mergeable_comp_form(computation)

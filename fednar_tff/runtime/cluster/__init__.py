@@ -1,0 +1,1 @@
+"""A round spread over the machines of a Ray cluster."""
