@@ -33,9 +33,9 @@ def connect(
     return started, local_ray.import_ray()
   ray = local_ray.import_ray()
   if not ray.is_initialized():
-    _check_address(address)
+    _check_address(address)  # type: ignore[arg-type]
     try:
-      local_ray.init(ray, address)
+      local_ray.init(ray, address)  # type: ignore[arg-type]
     except (ConnectionError, RuntimeError, ValueError) as e:
       reason = ' '.join(str(e).split())
       raise remote.WorkerLostError(f'No Ray cluster answers at {address!r}: {reason}') from e
@@ -68,7 +68,7 @@ def check_resources(ray: Any, per_worker: dict[str, float], num_workers: int | N
   room = {
     name: math.floor(there.get(name, 0) / amount) for name, amount in per_worker.items() if amount
   }
-  scarce = min(room, key=room.get)
+  scarce = min(room, key=room.get)  # type: ignore[arg-type]
   if room[scarce] < (num_workers or 1):
     raise ValueError(
       f'The cluster has {there.get(scarce, 0):g} {scarce}s, which is room for {room[scarce]} '

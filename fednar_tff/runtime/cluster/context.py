@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import weakref
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -47,7 +48,7 @@ class _ClusterRound(rounds.Round):
     super().__init__(plan, pool, num_clients)
     self._cluster = cluster
     # How many bytes of what kind have travelled.
-    self.sent = collections.Counter()
+    self.sent: collections.Counter[Any] = collections.Counter()
 
   def run_clients(self, current: passes.Pass) -> None:
     if not current.client_steps or not self.num_clients:
@@ -85,8 +86,8 @@ class ClusterContext(context.InProcessContext):
     self._started_ray = started_ray
     self.num_pieces = num_pieces
     self._store = parcels.Store(ray.put)
-    self._bytes = collections.Counter()
-    self._clients_by_device = collections.Counter()
+    self._bytes: collections.Counter[Any] = collections.Counter()
+    self._clients_by_device: collections.Counter[Any] = collections.Counter()
     self._team = team.Team(ray, new_actor, num_workers, seconds_until_lost)
     # At the exit of this process, Ray ends them by itself.
     weakref.finalize(self, self._team.end).atexit = False
@@ -123,10 +124,10 @@ class ClusterContext(context.InProcessContext):
         packer.leaves({s: v for s, v in current_round.kept[i].items() if s in needed})
         for i in pieces[index]
       ]
-      piece = workers.Piece(computation, number, server_values, clients, self._store.keys)
+      piece = workers.Piece(computation, number, server_values, clients, self._store.keys)  # type: ignore[arg-type]
       parcel = parcels.pack(piece)
       sent['clients'] += parcel.num_bytes
-      keys = {computation.key, server_values.key, *packer.needs}
+      keys = {computation.key, server_values.key, *packer.needs}  # type: ignore[union-attr]
       return actor.run.remote(parcel, self._store.references(keys))
 
     def name(index):
@@ -228,7 +229,7 @@ def create_cluster_context(
     devices=[values.HOST], deterministic=deterministic, allow_tf32=allow_tf32
   )
   num_cpus = num_workers * cpus_per_worker if num_workers else os.cpu_count()
-  started, ray = connection.connect(address, num_cpus, object_store_memory)
+  started, ray = connection.connect(address, num_cpus, object_store_memory)  # type: ignore[arg-type]
   per_worker = {'CPU': cpus_per_worker, 'GPU': gpus_per_worker}
   num_workers = connection.check_resources(ray, per_worker, num_workers)
   options = {

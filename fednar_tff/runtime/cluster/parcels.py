@@ -38,7 +38,7 @@ class Parcel:
 
 def pack(value: Any) -> Parcel:
   """Puts a picklable value into a parcel."""
-  buffers = []
+  buffers: list[Any] = []
   pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
   return Parcel(pickled, [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers])
 
@@ -86,8 +86,8 @@ class Store:
     """
     self._put = put
     self._numbers = itertools.count()
-    self._keys = {}
-    self._refs = {}
+    self._keys: dict[Any, Any] = {}
+    self._refs: dict[Any, Any] = {}
 
   @property
   def keys(self) -> frozenset[int]:
@@ -131,7 +131,7 @@ class Packer:
       store: Where resident arrays and large datasets go; None if all travels.
     """
     self._store = store
-    self.needs = set()
+    self.needs: set[Any] = set()
 
   def leaves(self, values: Mapping[int, Any]) -> dict[int, Any]:
     return {slot: self.leaf(value) for slot, value in values.items()}
@@ -185,14 +185,14 @@ class Unpacker:
     """
     self._fetch = fetch
     # Resident arrays, by number: they become tensors once.
-    self.resident = {}
+    self.resident: dict[Any, Any] = {}
 
   def leaves(self, packed: Mapping[int, Any]) -> dict[int, Any]:
     return {slot: self.leaf(value) for slot, value in packed.items()}
 
   def leaf(self, packed: Any) -> Any:
     if isinstance(packed, _Graph):
-      graph = self._fetch(packed.graph) if isinstance(packed.graph, Stored) else packed.graph
+      graph = self._fetch(packed.graph) if isinstance(packed.graph, Stored) else packed.graph  # type: ignore[misc]
       return tf.raw_ops.DatasetFromGraph(graph_def=graph.tobytes())
     if isinstance(packed, _Element):
       leaves = [self._leaf_of_element(leaf) for leaf in packed.leaves]
@@ -205,5 +205,5 @@ class Unpacker:
     if not isinstance(packed, Stored):
       return self.leaf(packed)
     if packed.key not in self.resident:
-      self.resident[packed.key] = self.leaf(self._fetch(packed))
+      self.resident[packed.key] = self.leaf(self._fetch(packed))  # type: ignore[misc]
     return self.resident[packed.key]

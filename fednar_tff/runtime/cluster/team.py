@@ -74,7 +74,7 @@ class Team:
     self._ray = ray
     self._new_actor = new_actor
     self._seconds_until_lost = seconds_until_lost
-    self._jobs = {}
+    self._jobs: dict[Any, Any] = {}
     self._round = 0
     self.num_lost = 0
     self._members = [_Member(i) for i in range(num_workers)]
@@ -120,7 +120,7 @@ class Team:
     """
     self._round += 1
     queue = collections.deque(range(num_pieces))
-    losses = collections.Counter()
+    losses: collections.Counter[Any] = collections.Counter()
     done = {}
     following = 0
     try:

@@ -118,7 +118,7 @@ class Aggregation(Step):
   def add_sum(self, leaves: list[object], slots: Values, device: str) -> None:
     """Adds the sum over the clients that follow."""
     arguments = [*(slots[slot] for slot in self.writes), *leaves]
-    slots.update(zip(self.writes, self.merge(arguments, slots, device), strict=True))
+    slots.update(zip(self.writes, self.merge(arguments, slots, device), strict=True))  # type: ignore[misc]
 
 
 @dataclasses.dataclass

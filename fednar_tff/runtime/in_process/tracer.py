@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+from typing import Any
 
 import tensorflow_federated as tff
 
@@ -28,11 +29,11 @@ class Tracer:
     Args:
       with_merge: Whether aggregations can merge sums over some of the clients.
     """
-    self.steps = []
+    self.steps: list[Any] = []
     self._with_merge = with_merge
     self._num_slots = 0
-    self._functions = {}
-    self._client_slots = set()
+    self._functions: dict[Any, Any] = {}
+    self._client_slots: set[Any] = set()
 
   def new_slot(self, on_clients: bool) -> int:
     slot = self._num_slots

@@ -83,8 +83,8 @@ class Merging:
 
   def _split(self, argument, type_spec):
     number = rounds.num_clients(argument, type_spec)
-    num_parts = max(1, min(self._num_parts, number))
-    ends = [number * i // num_parts for i in range(num_parts + 1)]
+    num_parts = max(1, min(self._num_parts, number))  # type: ignore[type-var]
+    ends = [number * i // num_parts for i in range(num_parts + 1)]  # type: ignore[operator]
     return [_select(argument, type_spec, slice(*pair)) for pair in itertools.pairwise(ends)]
 
   def _run_parts(self, computation, arguments):
