@@ -33,9 +33,9 @@ def connect(
     return started, local_ray.import_ray()
   ray = local_ray.import_ray()
   if not ray.is_initialized():
-    _check_address(address)
+    _check_address(address)  # type: ignore[arg-type]
     try:
-      local_ray.init(ray, address)
+      local_ray.init(ray, address)  # type: ignore[arg-type]
     except (ConnectionError, RuntimeError, ValueError) as e:
       reason = ' '.join(str(e).split())
       raise remote.WorkerLostError(f'No Ray cluster answers at {address!r}: {reason}') from e

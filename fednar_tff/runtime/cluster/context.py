@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import weakref
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -123,10 +124,10 @@ class ClusterContext(context.InProcessContext):
         packer.leaves({s: v for s, v in current_round.kept[i].items() if s in needed})
         for i in pieces[index]
       ]
-      piece = workers.Piece(computation, number, server_values, clients, self._store.keys)
+      piece = workers.Piece(computation, number, server_values, clients, self._store.keys)  # type: ignore[arg-type]
       parcel = parcels.pack(piece)
       sent['clients'] += parcel.num_bytes
-      keys = {computation.key, server_values.key, *packer.needs}
+      keys = {computation.key, server_values.key, *packer.needs}  # type: ignore[union-attr]
       return actor.run.remote(parcel, self._store.references(keys))
 
     def name(index):

@@ -193,7 +193,7 @@ class Unpacker:
 
   def leaf(self, packed: Any) -> Any:
     if isinstance(packed, _Graph):
-      graph = self._fetch(packed.graph) if isinstance(packed.graph, Stored) else packed.graph
+      graph = self._fetch(packed.graph) if isinstance(packed.graph, Stored) else packed.graph  # type: ignore[misc]
       return tf.raw_ops.DatasetFromGraph(graph_def=graph.tobytes())
     if isinstance(packed, _Element):
       leaves = [self._leaf_of_element(leaf) for leaf in packed.leaves]
@@ -206,5 +206,5 @@ class Unpacker:
     if not isinstance(packed, Stored):
       return self.leaf(packed)
     if packed.key not in self.resident:
-      self.resident[packed.key] = self.leaf(self._fetch(packed))
+      self.resident[packed.key] = self.leaf(self._fetch(packed))  # type: ignore[misc]
     return self.resident[packed.key]

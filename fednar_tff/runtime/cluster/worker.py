@@ -101,7 +101,7 @@ class Worker:
       A parcel with a `Done` or a `Failed`.
     """
     piece = parcel.open()
-    self._references = references
+    self._references = references  # type: ignore[assignment]
     self._kinds = {piece.computation: 'computation', piece.server_values: 'server_values'}
     self._fetched.clear()
     for cache in (self._plans, self._server_values, self._unpacker.resident):
@@ -123,15 +123,15 @@ class Worker:
       with cancellation.cancelled_on_error():
         current.run_clients(this_pass)
     except client_pool.ClientError as e:
-      return parcels.pack(Failed(e.client_index, _picklable(e.__cause__)))
+      return parcels.pack(Failed(e.client_index, _picklable(e.__cause__)))  # type: ignore[arg-type]
     packer = parcels.Packer(store=None)
     accumulators = [
       [packer.leaf(current.server[slot]) for slot in aggregation.writes]
       for aggregation in this_pass.aggregations
     ]
-    kept = [packer.leaves({s: k[s] for s in this_pass.keeps}) for k in current.kept]
+    kept = [packer.leaves({s: k[s] for s in this_pass.keeps}) for k in current.kept]  # type: ignore[assignment]
     counts = self._context.pool.clients_by_device - before
-    return parcels.pack(Done(accumulators, kept, dict(counts), dict(self._fetched)))
+    return parcels.pack(Done(accumulators, kept, dict(counts), dict(self._fetched)))  # type: ignore[arg-type]
 
   def _make_plan(self, message):
     return context.make_plan(

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+from typing import Any
 
 import tensorflow_federated as tff
 
