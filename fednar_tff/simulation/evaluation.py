@@ -156,7 +156,9 @@ def _metrics_of_batch(model, spec):
     model.forward_pass(batch, training=False)
     return model.report_local_unfinalized_metrics()
 
-  return measure
+  # Traced here: a function that is traced at its first call, for one model after the other, makes
+  # TensorFlow warn of too much tracing.
+  return measure.get_concrete_function()
 
 
 def _sum_in_order(values: Sequence[np.ndarray]) -> np.ndarray:

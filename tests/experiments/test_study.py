@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from experiments import study as study_binary
 from experiments.definition import parsing, study
 from experiments.definition.settings import UsageError
 from experiments.reading import claims, results, runs, study_page
+from experiments.running import grid, studying
 
 
 def make_record(name, settings, accuracy, clipped=(1.0, 9.0), norms=(2.0, 4.0), diverged=False):
@@ -227,19 +227,37 @@ def test_page_of_results(tmp_path, capsys):
     assert (tmp_path / 'images' / f'{name}.png').stat().st_size > 10_000
 
 
-@pytest.fixture
-def parsed_flags():
-  study_binary.flags.FLAGS(['study'])
-  yield
-  study_binary.flags.FLAGS.unparse_flags()
-
-
-def test_what_is_in_the_file_is_not_run_again(parsed_flags):
-  names = list(study.runs(study.STAGES))
-  assert list(study_binary.missing(set(names[1:]))) == names[:1]
-  assert study_binary.missing(set(names)) == {}
+def test_what_is_in_the_file_is_not_run_again():
+  names, folder = list(study.runs(study.STAGES)), pathlib.Path('runs')
+  (cell,) = studying.missing(set(names[1:]), study.STAGES, folder, threads=1).values()
+  assert cell.directory == folder / names[0] and '--clients_per_device=1' in cell.arguments
+  assert studying.missing(set(names), study.STAGES, folder, threads=1) == {}
 
 
 def test_an_unknown_stage_is_one_line():
   with pytest.raises(UsageError, match='--stages=table9 is unknown: it takes pilot_rates, '):
-    study_binary.check_stages(['table9'])
+    studying.check_stages(['table9'])
+
+
+def small_cells(folder, names):
+  """Cells that take seconds."""
+  cells = {}
+  for name in names:
+    arguments = ['--task=synthetic', '--num_clients=4', '--clients_per_round=2', '--local_steps=1']
+    arguments += ['--batch_size=5', '--total_rounds=2', '--rounds_per_evaluation=1']
+    arguments.append(f'--output_dir={folder / name}')
+    cells[name] = grid.Cell(folder / name, tuple(arguments), parsing.parse(arguments))
+  return cells
+
+
+def test_finished_runs_come_into_the_file_and_failed_ones_do_not(tmp_path, capsys):
+  target = tmp_path / 'results.jsonl'
+  cells = small_cells(tmp_path, ['good', 'bad'])
+  (tmp_path / 'bad').write_text('This is no directory.')
+  bad = grid.Cell(tmp_path, cells['bad'].arguments, cells['bad'].settings)
+  assert not studying.run_all({'good': cells['good'], 'bad': bad}, target, 2, seconds=None)
+  (record,) = results.read(target).values()
+  result = json.loads((tmp_path / 'good' / 'result.json').read_text())
+  assert record['name'] == 'good' and record['weights_sha256'] == result['weights_sha256']
+  assert record['curves']['round_num'] == [1.0, 2.0] and record['seconds'] > 0
+  assert 'study: failed (exit code 2): bad' in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_clients_share_one_copy_of_the_data(fake_cifar10):
   for client_id in task.partition.client_ids[:2]:
     (element,) = task.packed_client(client_id, 0, **_ROUND)
     buffers.append(np.asarray(memoryview(element['data']['x']['image'])))
-  assert np.shares_data(*buffers)
+  assert np.shares_memory(*buffers)
 
 
 def test_client_data_serves_stock_pipelines():

@@ -73,7 +73,7 @@ def _prepare_environment() -> bool:
 
 def running() -> 'LocalRay | None':
   """Returns Ray if it was started here and has not ended."""
-  return None if _running is None else _running()  # type: ignore[misc]
+  return None if _running is None else _running()
 
 
 class LocalRay:

@@ -101,10 +101,11 @@ class Worker:
       A parcel with a `Done` or a `Failed`.
     """
     piece = parcel.open()
-    self._references = references  # type: ignore[assignment]
+    self._references = references
     self._kinds = {piece.computation: 'computation', piece.server_values: 'server_values'}
     self._fetched.clear()
-    for cache in (self._plans, self._server_values, self._unpacker.resident):
+    caches: list[dict[int, Any]] = [self._plans, self._server_values, self._unpacker.resident]  # type: ignore[list-item]
+    for cache in caches:
       for key in cache.keys() - piece.in_use:
         del cache[key]
     with tf.device(values.HOST):

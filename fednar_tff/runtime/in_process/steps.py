@@ -119,7 +119,7 @@ class Aggregation(Step):
     """Adds the sum over the clients that follow."""
     assert self.merge is not None, 'the plan was made for one process'
     arguments = [*(slots[slot] for slot in self.writes), *leaves]
-    slots.update(zip(self.writes, self.merge(arguments, slots, device), strict=True))  # type: ignore[misc]
+    slots.update(zip(self.writes, self.merge(arguments, slots, device), strict=True))
 
 
 @dataclasses.dataclass
