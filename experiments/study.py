@@ -10,6 +10,7 @@ file at once. --limit_minutes ends it in time: runs that are under way are saved
 """
 
 import pathlib
+import sys
 
 from absl import flags
 
@@ -34,8 +35,9 @@ def run():
   cells = studying.missing(results.read(target), _STAGES.value, folder, _THREADS.value)
   directory.check_writable(folder, 'runs')
   print(f'{len(cells)} runs are missing', flush=True)
+  command = [sys.executable, '-m', 'experiments.train', '--quiet']
   seconds = None if _LIMIT_MINUTES.value is None else 60 * _LIMIT_MINUTES.value
-  return 0 if studying.run_all(cells, target, _PARALLEL.value, seconds) else 1
+  return 0 if studying.run_all(cells, command, target, _PARALLEL.value, seconds) else 1
 
 
 def status():

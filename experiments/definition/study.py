@@ -24,6 +24,8 @@ PILOT_RATES = (0.03, 0.1, 0.3)
 PILOT_SERVER_RATES = {'fed_adam': (0.01, 0.03, 0.1), 'fed_avgm': (0.1, 0.3, 1.0)}
 PILOT_BOUNDS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 PILOT_BOUND_ROUNDS = 20
+# A bound is large enough if it clips at most this share of the steps of these rounds.
+PILOT_CLIPPED_SHARE = 0.1
 
 
 def _cifar10_cells(algorithm, settings, weight_decays):

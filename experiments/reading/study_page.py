@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.definition import paper, presets, study
+from experiments.definition import paper, study
 from experiments.definition.settings import UsageError
 from experiments.reading import claims, drawing, figures, grouping, results
 from experiments.reading.runs import Run, spread
@@ -91,6 +91,45 @@ def progress(records: Mapping[str, Any]) -> str:
   return f'{text}\n\nVersions of the code: {", ".join(versions) or "none yet"}.'
 
 
+def choices(records: Mapping[str, Any]) -> dict[str, float] | None:
+  """Returns what follows from the pilot by the protocol's rules, or None before its end.
+
+  By name: `learning_rate`, `max_norm`, and the server's rate of each algorithm that has one.
+  """
+  runs = study.runs(study.PILOT_STAGES)
+  if any(name not in records for name in runs):
+    return None
+
+  def best(setting, **fixed):
+    """Returns the best value of a setting among the runs whose other settings are as given."""
+    found = [
+      (records[name]['final_test_accuracy'], settings[setting])
+      for name, settings in runs.items()
+      if not records[name]['diverged']
+      and all(settings.get(key) == value for key, value in fixed.items())
+    ]
+    return max(found)[1]
+
+  alpha, _ = study.MAIN_SETTING
+  rate = best('learning_rate', algorithm='fed_avg', client_optimizer='sgd', alpha=alpha)
+  bounds = [
+    settings['max_norm']
+    for name, settings in study.runs(['pilot_bounds']).items()
+    if _clipped_share(records[name]) <= study.PILOT_CLIPPED_SHARE
+  ]
+  servers = {a: best('server_learning_rate', algorithm=a) for a in study.PILOT_SERVER_RATES}
+  return {
+    'learning_rate': rate,
+    'max_norm': min(bounds, default=max(study.PILOT_BOUNDS)),
+    **servers,
+  }
+
+
+def _clipped_share(record: Mapping[str, Any]) -> float:
+  steps = {key: sum(record['curves'].get(key, ())) for key in ('clipped_steps', 'total_steps')}
+  return steps['clipped_steps'] / max(steps['total_steps'], 1)
+
+
 def pilot(records: Mapping[str, Any]) -> str:
   """Returns what the pilot found, and what follows from it by the protocol's rules."""
   rows = []
@@ -99,15 +138,13 @@ def pilot(records: Mapping[str, Any]) -> str:
       if name not in records:
         continue
       record = records[name]
-      found = 'diverged' if record['diverged'] else f'{100 * record["final_test_accuracy"]:.2f}'
-      steps = {key: sum(record['curves'].get(key, ())) for key in ('clipped_steps', 'total_steps')}
-      clipped = steps['clipped_steps'] / max(steps['total_steps'], 1)
+      accuracy = 'diverged' if record['diverged'] else f'{100 * record["final_test_accuracy"]:.2f}'
       rates = [
         grouping.text(settings.get(key))
         for key in ('alpha', 'learning_rate', 'server_learning_rate', 'max_norm', 'total_rounds')
       ]
       title = grouping.algorithm_title(settings['algorithm'])
-      rows.append([title, *rates, found, f'{100 * clipped:.1f}'])
+      rows.append([title, *rates, accuracy, f'{100 * _clipped_share(record):.1f}'])
   header = [
     'algorithm',
     'alpha',
@@ -118,14 +155,19 @@ def pilot(records: Mapping[str, Any]) -> str:
     'accuracy, held out',
     'clipped %',
   ]
-  chosen = presets.cell_settings(study.VARIANT, presets.cifar10_cell('fed_avg', 'nar', 0.3, 0.01))
-  servers = ', '.join(
-    f'{grouping.algorithm_title(a)} {rate:g}' for a, rate in presets.STUDY_SERVER_RATES.items()
-  )
-  text = (
-    f'So the learning rate is {chosen["learning_rate"]:g}, A = {chosen["max_norm"]:g}, and the '
-    f"server's rates are {servers}."
-  )
+  found = choices(records)
+  if found is None:
+    every = study.runs(study.PILOT_STAGES)
+    done = sum(name in records for name in every)
+    text = f'The pilot is not finished: {done} of {len(every)} runs. Nothing is chosen yet.'
+  else:
+    servers = ', '.join(
+      f'{grouping.algorithm_title(a)} {found[a]:g}' for a in study.PILOT_SERVER_RATES
+    )
+    text = (
+      f'So the learning rate is {found["learning_rate"]:g}, A = {found["max_norm"]:g}, and the '
+      f"server's rates are {servers}."
+    )
   return f'{_markdown(header, rows)}\n\n{text}'
 
 

@@ -1,11 +1,11 @@
-"""Runs of the study: which are missing, how they run, and how they come into the file of results."""
+"""Runs of the study: which are missing, how they run, and how they come into the results."""
 
 import json
 import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from experiments.definition import parsing, study
 from experiments.definition.settings import RunDivergedError, UsageError
@@ -71,12 +71,17 @@ def collect(name: str, path: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def run_all(
-  cells: dict[str, grid.Cell], target: pathlib.Path, parallel: int, seconds: float | None
+  cells: dict[str, grid.Cell],
+  command: Sequence[str],
+  target: pathlib.Path,
+  parallel: int,
+  seconds: float | None,
 ) -> bool:
   """Runs cells, and adds each to the file of results when it is done.
 
   Args:
     cells: The runs by name.
+    command: What runs one, with its arguments after it.
     target: The file of results.
     parallel: How many run at a time.
     seconds: After how long it stops, saving the runs that are under way; None for never.
@@ -89,8 +94,7 @@ def run_all(
   all_good, jobs = True, {}
   try:
     for name, cell in cells.items():
-      command = [sys.executable, '-m', 'experiments.train', '--quiet', *cell.arguments]
-      jobs[name] = runner.submit(cell.directory, command)
+      jobs[name] = runner.submit(cell.directory, [*command, *cell.arguments])
     while jobs:
       for name in [name for name, job in jobs.items() if job.done()]:
         code = jobs.pop(name).result()

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import sys
 
 import pytest
 
@@ -254,10 +255,39 @@ def test_finished_runs_come_into_the_file_and_failed_ones_do_not(tmp_path, capsy
   target = tmp_path / 'results.jsonl'
   cells = small_cells(tmp_path, ['good', 'bad'])
   (tmp_path / 'bad').write_text('This is no directory.')
+  command = [sys.executable, '-m', 'experiments.train', '--quiet']
   bad = grid.Cell(tmp_path, cells['bad'].arguments, cells['bad'].settings)
-  assert not studying.run_all({'good': cells['good'], 'bad': bad}, target, 2, seconds=None)
+  assert not studying.run_all({'good': cells['good'], 'bad': bad}, command, target, 2, None)
   (record,) = results.read(target).values()
   result = json.loads((tmp_path / 'good' / 'result.json').read_text())
   assert record['name'] == 'good' and record['weights_sha256'] == result['weights_sha256']
   assert record['curves']['round_num'] == [1.0, 2.0] and record['seconds'] > 0
   assert 'study: failed (exit code 2): bad' in capsys.readouterr().err
+
+
+def pilot_records(accuracy, clipped):
+  """All runs of the pilot; `accuracy` and `clipped` say what one gives."""
+  records = {}
+  for name, settings in study.runs(study.PILOT_STAGES).items():
+    records[name] = {
+      **make_record(name, settings, accuracy(settings)),
+      'curves': {'clipped_steps': [clipped(settings)], 'total_steps': [1.0]},
+    }
+  return records
+
+
+def test_the_pilot_chooses_by_its_rules():
+  def accuracy(s):
+    return {0.03: 0.4, 0.1: 0.6, 0.3: 0.5}[s['learning_rate']] - abs(
+      s.get('server_learning_rate', 0.3) - 0.3
+    )
+
+  records = pilot_records(accuracy, lambda s: 0.3 / s['max_norm'] if 'max_norm' in s else 0.0)
+  assert study_page.choices(records) == {
+    'learning_rate': 0.1, 'max_norm': 3.0, 'fed_adam': 0.1, 'fed_avgm': 0.3,
+  }  # fmt: skip
+  some = dict(list(records.items())[1:])
+  assert study_page.choices(some) is None
+  assert 'Nothing is chosen yet' in study_page.pilot(some)
+  records['study/pilot_fed_avg_lr0.1']['diverged'] = True
+  assert study_page.choices(records)['learning_rate'] == 0.3

@@ -2,6 +2,7 @@
 pool."""
 
 import collections
+import gc
 import re
 import threading
 import time
@@ -12,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import runtime
+from fednar_tff.runtime.in_process import graph_function
 
 _INTS = tff.FederatedType(np.int32, tff.CLIENTS)
 _FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
@@ -376,6 +378,25 @@ def test_plans_are_dropped_with_their_computations(context):
   for _ in range(3):
     assert context.invoke(tff.tensorflow.computation(lambda: tf.constant(1)), None) == 1
   assert len(context._plans) <= 1
+
+
+def test_a_copy_that_is_collected_while_a_graph_is_built_adds_nothing_to_it():
+  # Collection can happen anywhere; inside of TensorFlow's own lock it would wait for ever.
+  @tff.tensorflow.computation(np.float32)
+  def add_to_variable(x):
+    variable = tf.Variable(1.0)
+    with tf.control_dependencies([variable.assign_add(x)]):
+      return variable.read_value()
+
+  context = runtime.create_in_process_context(num_threads=1)
+  assert context.invoke(add_to_variable, 2.0) == 3.0
+  del add_to_variable, context
+  with tf.Graph().as_default() as graph:
+    gc.collect()
+    assert not graph.get_operations()
+  assert graph_function._abandoned_variables
+  graph_function._destroy_abandoned_variables()
+  assert not graph_function._abandoned_variables
 
 
 @pytest.mark.parametrize('num_threads', [1, 2, 5])

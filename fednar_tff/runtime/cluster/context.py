@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import weakref
-from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff

@@ -104,7 +104,7 @@ class Worker:
     self._references = references
     self._kinds = {piece.computation: 'computation', piece.server_values: 'server_values'}
     self._fetched.clear()
-    caches: list[dict[int, Any]] = [self._plans, self._server_values, self._unpacker.resident]  # type: ignore[list-item]
+    caches: list[dict[int, Any]] = [self._plans, self._server_values, self._unpacker.resident]
     for cache in caches:
       for key in cache.keys() - piece.in_use:
         del cache[key]

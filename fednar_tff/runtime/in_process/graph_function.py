@@ -1,5 +1,6 @@
 """TensorFlow graphs of TFF computations, imported once and called like functions."""
 
+import collections
 import contextlib
 import itertools
 import threading
@@ -13,6 +14,8 @@ from fednar_tff.runtime.in_process import call_options
 
 # No number is used twice in a process: TensorFlow knows variables and functions by their names.
 _copy_numbers = itertools.count()
+# What copies leave behind: the attributes of their variables, and the device.
+_abandoned_variables: collections.deque[tuple[list[dict], str]] = collections.deque()
 # Temporary variables of equal name are one and the same, in whatever graphs of the process.
 _temporary_variables = threading.Lock()
 
@@ -71,11 +74,21 @@ def _remove_temporary_variables(graph_def: tf.compat.v1.GraphDef) -> None:
       config.s = call_options.without_memory_optimizer(config.s).SerializeToString()
 
 
-def _destroy_variables(variables: list[dict], device: str) -> None:
-  with tf.device(device):
-    for attributes in variables:
-      handle = tf.raw_ops.VarHandleOp(**attributes)
-      tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+def _destroy_abandoned_variables() -> None:
+  """Frees the variables of copies that nobody refers to any more.
+
+  A copy cannot do it itself when it is collected: that can happen anywhere, also while TensorFlow
+  builds a graph and holds its lock, and would add to that graph, or wait for the lock for ever.
+  """
+  while _abandoned_variables:
+    try:
+      variables, device = _abandoned_variables.popleft()
+    except IndexError:
+      return  # Another thread was faster.
+    with tf.init_scope(), tf.device(device):
+      for attributes in variables:
+        handle = tf.raw_ops.VarHandleOp(**attributes)
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
 class _Copy:
@@ -125,8 +138,9 @@ class _Copy:
       for node in _all_nodes(graph_def)
       if node.op == 'VarHandleOp'
     ]
-    # Nothing is left to free when the interpreter ends.
-    weakref.finalize(self, _destroy_variables, variables, device).atexit = False
+    if variables:
+      leave = weakref.finalize(self, _abandoned_variables.append, (variables, device))
+      leave.atexit = False  # Nothing is left to free when the interpreter ends.
 
   def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
     if self._initialize is not None:
@@ -210,4 +224,5 @@ class GraphFunction:
       free = self._free.setdefault(device, [])
       if free:
         return free.pop()
+    _destroy_abandoned_variables()
     return _Copy(self._proto, device)

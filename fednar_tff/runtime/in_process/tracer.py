@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-from typing import Any
 
 import tensorflow_federated as tff
 
