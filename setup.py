@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Installs fednar_tff. TFF itself follows with `pip install --no-deps
 tensorflow-federated==0.87.0`."""
 

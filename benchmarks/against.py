@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This checkout's rounds against another one's: `python -m benchmarks.against ../before`.
 
 Both run in this environment, each in a process of its own that takes turns with the other; see

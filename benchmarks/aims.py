@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The aims of issue 16 as data, and whether the committed measurements meet them."""
 
 from collections.abc import Callable, Mapping

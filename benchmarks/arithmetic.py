@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much a round has to compute, counted from the model: products of matrices and convolutions.
 
 A product of `[m, k]` and `[k, n]` is `m k n` multiply-adds, and one of them counts as two

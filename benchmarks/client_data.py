@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What it takes to make a client's data, in milliseconds: `python -m benchmarks.client_data`.
 
 The clients are those of workload S: 20 examples, batches of 10, two steps. Three ways take turns:

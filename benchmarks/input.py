@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a round's input costs, against training on it: `python -m benchmarks.input`.
 
 A round of CIFAR-10 in the paper's shape: 20 clients x 20 steps x batches of 50, cropped and

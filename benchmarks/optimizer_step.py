@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step of NAR costs, against SGD and clipping: `python -m benchmarks.optimizer_step`.
 
 Each contender takes its steps inside one `tf.function`, as in a client's local training. The

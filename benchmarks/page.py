@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the tables of docs/performance.md: `python -m benchmarks.page`.
 
 The tables stand between markers, and are made of benchmarks/results.json alone. With `--collect`,

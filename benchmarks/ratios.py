@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is read off the turns: seconds, ratios and speeds, each with its spread.
 
 A ratio is formed turn by turn, and only between contenders that took turns in the same run.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where measurements are kept: one small JSON file each, and one file of all that is committed.
 
 A measurement goes into `FOLDER`, which is not committed. `collect` takes what is there into

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds a round of each contender, in turns: `python -m benchmarks.rounds`.
 
 What is measured is cut into pieces of at most eight minutes on two cores. Each is a run of its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether cost grows as the work does: `python -m benchmarks.scaling` (about ten minutes).
 
 Rounds of 50, 100, 200 and 400 clients, with models of 0.1, 1 and 10 million weights (two hidden

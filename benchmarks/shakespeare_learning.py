@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast Shakespeare is learned: `python -m benchmarks.shakespeare_learning`.
 
 Trains the transformer for a number of steps, on all clients' windows mixed (`--training=central`)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contenders in processes of their own that take turns.
 
 Each contender has a process, so that none sees the threads or the memory of another. Its first

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a round of each workload is: its model, its shape, its data.
 
 All contenders of a workload see the same arrays. On A, B and T the batches are ready before a

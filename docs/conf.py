@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The site that `make docs` builds with Sphinx: the Markdown pages of this folder, and the API
 reference.
 

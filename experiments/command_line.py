@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all binaries share: help without side effects, and one line for what a user can mend."""
 
 import logging as standard_logging

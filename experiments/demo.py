@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Half a minute of federated learning: NAR and its baseline on real images of digits.
 
 The images come with scikit-learn, so nothing is downloaded. This is `train` four times and `report`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Evaluates the model of a run: on the whole test set, by client, by class, and after local steps.
 
   python -m experiments.evaluate --run=runs/first

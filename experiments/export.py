@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Takes the trained model out of a run, for use without this package.
 
   python -m experiments.export --run=runs/first --format=saved_model --output=my_model

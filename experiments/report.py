@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Makes tables and figures of run directories, in the form of the paper.
 
   python -m experiments.report --runs=runs/cpu --output_dir=reports/cpu

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Lists runs: what each is doing, its accuracy and time, and in which settings they differ.
 
   python -m experiments.runs --runs=runs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Runs the study of docs/study.md, or makes its page from the results in the repository.
 
   python -m experiments.study run         what is still missing, in the order of the protocol

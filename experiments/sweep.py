@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Runs many cells, of a table or a figure of the paper or presets, here or on Slurm.
 
   python -m experiments.sweep --table=cifar10 --variant=cpu --algorithms=fed_avg --seeds=0,1,2 \

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Trains one federated run: a task, an algorithm, a client optimizer.
 
   python -m experiments.train --task=digits --algorithm=scaffold --client_optimizer=nar \

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight decay, clipping and normalisation in federated optimization, on TensorFlow Federated."""
 
 import importlib.util

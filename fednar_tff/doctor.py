@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says what this machine can run federated computations on: `python -m fednar_tff.doctor`.
 
 Each runtime is tried in a process of its own, with a time-out, so that one that hangs or crashes is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches data sets, where there is a network: `python -m fednar_tff.fetch cifar10`."""
 
 import sys

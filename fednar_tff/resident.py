@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets of one element, some of whose arrays stay in memory from round to round.
 
 To everyone this is an ordinary `tf.data.Dataset`. A runtime that sends datasets to other machines

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a `py_test` of BUILD runs: pytest, on the file that its argument names."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all tests share: a runtime that leaves no process behind, and repeatable examples."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stands for `python`, `pip`, `jupyter` and `make` while a test runs the shell blocks of the docs:
 the same commands, made small.
 

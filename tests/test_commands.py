@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every command of the repository: its help does nothing else, and nothing of TensorFlow's stands
 before it."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every code block in the README and the docs runs: Python as it is, shell with the long commands
 made small."""
 

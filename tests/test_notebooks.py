@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The notebooks run from top to bottom, and are committed clean: outputs, but no traces of a
 machine."""
 

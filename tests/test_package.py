@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The promises of the repository itself: rooms, BUILD, lock files, set-up, examples in
 docstrings."""
 

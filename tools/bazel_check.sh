@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Queries and builds all Bazel targets, runs some of the tests, and trains with the binary that was built: `make bazel`.
 # BAZEL_TESTS=//... runs all tests. Needs no network; without Bazel it says so and ends well.
 set -eu

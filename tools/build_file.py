@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the tests' part of BUILD: `python -m tools.build_file`, or with `--check` compares it.
 
 A test file is a `py_test` that depends on what it imports or starts as a process; what is no test

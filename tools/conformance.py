@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs TFF's own tests on both runtimes: `make conformance TFF=path/to/tensorflow-federated`.
 
 The path is a checkout of TFF's repository at the tag of the installed version. Its test files, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the coverage by room; fails if a branch of an update rule was not taken.
 
 The update rules are in fednar_tff/optimizers and fednar_tff/algorithms. A line that no test can

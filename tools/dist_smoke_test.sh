@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the wheel and the sdist into dist/, installs each into a new virtual environment, and trains with it from outside of the checkout.
 # Neither installs `experiments`; the sdist has it, and it runs from there.
 # The requirements come from .venv: they are a gigabyte, and what is tested here is this package.

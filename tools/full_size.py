@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs every algorithm once on the paper's real models: `make test-full`, hours on a small machine.
 
 A cell is a preset of the paper (a variant, a task, an algorithm, baseline or NAR) at its own batch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts the licence into the first lines of every source file: `python -m tools.licence_headers`, or
 with `--check` looks for it.
 

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Makes requirements/*.txt and requirements-tff.txt anew: `make lock`. Needs uv; writes no index address.
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Makes an environment for each opponent of the benchmarks: `tools/setup_opponents.sh`, usually through `make opponents`.
 # Each file of benchmarks/opponents becomes .venv-opponents/NAME; names as arguments choose some of them.
 # PYTHON=... chooses the interpreter. What is there already, of the same versions, stays as it is.

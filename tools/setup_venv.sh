@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Makes the virtual environment in .venv from the lock files: `tools/setup_venv.sh`, usually through `make setup`.
 # PYTHON=... chooses the interpreter. Running it again, or after an interruption, continues where it stopped.
 set -eu

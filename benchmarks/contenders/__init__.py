@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who takes part in `benchmarks.rounds`. This list imports none of the frameworks."""
 
 import dataclasses

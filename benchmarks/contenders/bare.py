@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The least that TensorFlow needs: a `tf.range` loop over arrays, a thread on each core."""
 
 import collections

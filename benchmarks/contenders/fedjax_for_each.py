@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FedJAX: its FedAvg, whose clients run one after the other in functions compiled by XLA."""
 
 import fedjax

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flower's simulation with PyTorch: its FedAvg, and a Ray actor on each core that runs clients."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast this machine multiplies: products of two 2048 x 2048 matrices, one on each core."""
 
 import concurrent.futures

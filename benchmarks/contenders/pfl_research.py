@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pfl-research: its FedAvg on its PyTorch model, one client at a time, PyTorch using the cores."""
 
 import asyncio

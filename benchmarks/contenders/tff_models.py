@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models and the clients of every contender that runs on TensorFlow."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TFF's own FedAvg on each runtime, and our FedAvg-NAR with packed clients."""
 
 from collections.abc import Callable

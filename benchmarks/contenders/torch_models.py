@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same models in PyTorch, for PyTorch itself, pfl-research and Flower."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch without a federated framework: slices of resident tensors, a thread on each core."""
 
 import concurrent.futures

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run is: settings, choices, presets, the paper's numbers. Imports no TensorFlow."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can be chosen: tasks, models, algorithms, client optimizers, schedules, runtimes.
 
 Each fact is stated once.

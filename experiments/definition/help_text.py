@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `train --help` prints: the settings by group, with all their defaults."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which run is which: defaults made explicit, what makes two runs differ, and a run's name."""
 
 from collections.abc import Collection, Mapping

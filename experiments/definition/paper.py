@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paper's results (accuracies in per cent, as (baseline, NAR)) and its sizes."""
 
 # The table on CIFAR-10, by algorithm and alpha.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the flags of `train` to the settings of a run, checked and with every default resolved."""
 
 import importlib

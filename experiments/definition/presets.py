@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cells of the paper's tables and figures by name, and the settings of each in three variants.
 
 `paper` follows the paper's text, `reference` its released code (the numbers D1 to D17 and F1 to F9

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every setting of a run, in one table: the flags of `train`, what they allow, and their checks."""
 
 import dataclasses

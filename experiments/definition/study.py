@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runs of the study, docs/study.md, in the order in which they are run.
 
 A stage is a list of runs, seed by seed, so that the first seed alone fills its tables. A run that

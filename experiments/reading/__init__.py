@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading many runs: statistics, tables, figures. Imports neither TensorFlow nor what runs them."""

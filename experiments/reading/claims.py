@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the study says of the paper's claims, by the rules of its protocol (docs/study.md).
 
 A cell is the runs with one algorithm, alpha, number of local steps, weight decay and client

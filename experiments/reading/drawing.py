@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How figures are drawn: panels on pages, one legend outside of them, bands over seeds, colours."""
 
 import dataclasses

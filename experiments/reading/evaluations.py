@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `evaluate` shows of one run's model: a table, files of numbers, and a picture."""
 
 import csv

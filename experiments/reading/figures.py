@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figures: of one run, and those of the paper.
 
 Each of the paper's figures is a function of an experiment that returns its pages, or none if the

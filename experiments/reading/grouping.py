@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which runs belong into one cell: those that differ in nothing but their seeds.
 
 The settings that are equal in all runs of an experiment are its title, those that vary are the axes

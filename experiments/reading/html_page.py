@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report as one page of HTML that loads nothing: tables, figures, settings and runs."""
 
 import dataclasses

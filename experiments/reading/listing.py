@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs in a list: what each is doing, how far it is, and in which settings they differ."""
 
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finished runs in one small file: a line of JSON for each, with its settings, result and curves.
 
 A curve is thinned to the rounds in which the test set was evaluated. What is counted in every round

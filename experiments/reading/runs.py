@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What run directories say: one run's numbers, and the statistics of a cell over its seeds."""
 
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fills the page of the study, docs/study.md, with the tables, figures and verdicts of its results.
 
 The protocol on the page is written by hand. What stands between `<!-- begin NAME -->` and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of many runs: of any that were found, and those of the paper in its own layout."""
 
 import csv

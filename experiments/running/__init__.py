@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running one, or many: settings to task and process; directory, resume, result; Slurm."""

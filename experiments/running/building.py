@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From settings to a runtime, a task and a process. Imports TensorFlow, so it is imported last."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run's directory: whether a run may go there, and how far the one that is there has come."""
 
 import contextlib

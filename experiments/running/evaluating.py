@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of `evaluate`: of a run's model, by client, by class, and after local steps."""
 
 import fednar_tff

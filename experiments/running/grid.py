@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cells of a sweep: presets or flag files, overrides, seeds; which are done, which may run."""
 
 import dataclasses

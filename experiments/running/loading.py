@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a run's directory to its task and trained model. Imports TensorFlow: import it last."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the commands of a sweep run: here, or on Slurm."""
 
 import shutil

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of the study: which are missing, how they run, and how they come into the results."""
 
 import json

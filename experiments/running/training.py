@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run: from settings to a directory with its metrics, checkpoints and result."""
 
 import hashlib

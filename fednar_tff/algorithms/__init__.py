@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One round: federated algorithms as TFF processes."""
 
 from fednar_tff.algorithms.centralized import build_centralized as build_centralized

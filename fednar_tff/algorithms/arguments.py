@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arguments that all builders share: stated by one builder, seen in the signature of each.
 
 A builder takes the arguments of another one as `**arguments` and hands them on. Without more,

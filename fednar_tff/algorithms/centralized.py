@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training without federation, as the line that federated curves are held against.
 
 One client that holds everybody's data is plain training: of its update `D = x - y`, the server's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forms in which a client's data comes, and the loop over its batches.
 
 A client's data is a dataset of batches, or *packed*, which is faster: a dataset with one element

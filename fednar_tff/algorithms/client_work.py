@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The clients' side of a round: local training on every client, with the hparams of the round."""
 
 import collections

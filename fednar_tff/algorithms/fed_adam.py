@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FedAdam: federated averaging with Adam at the server.
 
 Adaptive Federated Optimization

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Federated averaging, and the composition that the other algorithms vary.
 
 Communication-Efficient Learning of Deep Networks from Decentralized Data

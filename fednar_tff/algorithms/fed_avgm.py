@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FedAvgM: federated averaging with momentum at the server.
 
 Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification

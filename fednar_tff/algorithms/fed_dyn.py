@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FedDyn: each client's loss is bent so that all clients agree on the joint minimum.
 
 Federated Learning Based on Dynamic Regularization

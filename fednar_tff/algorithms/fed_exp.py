@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FedExP: federated averaging that lengthens the server's step when the clients' updates disagree.
 
 FedExP: Speeding Up Federated Averaging via Extrapolation

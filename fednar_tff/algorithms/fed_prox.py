@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FedProx: federated averaging that pulls each client back to the server's weights.
 
 Federated Optimization in Heterogeneous Networks

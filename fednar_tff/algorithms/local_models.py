@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TFF's two kinds of models as the local loop trains them, and the metrics of local training."""
 
 import collections

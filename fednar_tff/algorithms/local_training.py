@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one loop of local training: every algorithm of this package runs it on every client.
 
 An algorithm changes the gradient, or nothing at all.

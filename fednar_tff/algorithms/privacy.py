@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What NAR gives to differential privacy: a bound on the norm of a client's update."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SCAFFOLD: control variates correct each local gradient for the client's drift.
 
 SCAFFOLD: Stochastic Controlled Averaging for Federated Learning

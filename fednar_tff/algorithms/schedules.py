@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules over rounds: the learning rate and weight decay of every client in a round.
 
 A schedule is any function from the round, an integer tensor that starts at 0, to a float, written

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server's side of a round: the aggregation of updates, and the step along it."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Algorithms whose clients carry a state from round to round, composed of their parts.
 
 `compose_stateful` does for these what `tff.learning.templates.compose_learning_process` does for

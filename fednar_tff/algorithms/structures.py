@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small computations on structures of tensors, and a check of arguments."""
 
 from typing import Any

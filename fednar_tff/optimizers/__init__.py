@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One local step: optimizers of the `tff.learning.optimizers` interface."""
 
 from fednar_tff.optimizers.adaptive_sgd import ClippingStatistics as ClippingStatistics

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradient descent with any adaptive learning rate and weight decay (Algorithm 1 of FedNAR).
 
 FedNAR: Federated Optimization with Normalized Annealing Regularization

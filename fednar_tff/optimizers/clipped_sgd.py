@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The baselines of NAR: clipping and weight decay that do not know of each other.
 
 FedNAR: Federated Optimization with Normalized Annealing Regularization

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Co-clipping in front of any optimizer, which FedNAR leaves to future work.
 
 FedNAR: Federated Optimization with Normalized Annealing Regularization

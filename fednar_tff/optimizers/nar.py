@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Normalized annealing regularization: gradient and weight decay are clipped together.
 
 FedNAR: Federated Optimization with Normalized Annealing Regularization

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mathematics on lists of tensors: the leaves of weights, gradients and updates."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where and how computations run.
 
 The public names are those of this module. The modules behind it are for the package itself.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a context the default one: each `create_..._context` has a `set_..._context` beside it."""
 
 import functools

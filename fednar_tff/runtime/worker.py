@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts a TFF worker on this machine, for `set_remote_context` on another one.
 
 SECURITY: TFF's worker listens on every network interface, has no authentication and no encryption,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many rounds: sampling, evaluation, checkpoints, metrics and client states."""
 
 from fednar_tff.simulation.callbacks import Callback as Callback

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What watches a run, and may end it: the protocol, and early stopping."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is inside a checkpoint: the leaves of the server's state, and their names.
 
 A checkpoint is the SavedModel that TFF's `FileProgramStateManager` writes, so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluation where federated users look: by client, by class, and after a few local steps."""
 
 import collections

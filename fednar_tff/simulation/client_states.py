@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What clients carry from round to round, consistent with the checkpoints."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The clients of each round and their data, for a run and for other drivers of rounds."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluation of a model on the test set, or on a fixed sample of it, at the server."""
 
 import collections

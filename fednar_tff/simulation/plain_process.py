@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Algorithms whose clients carry states, for drivers that know only the server's state."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known after a round, and the error of a run that has diverged."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run's progress: a bar at a terminal, plain lines in a log."""
 
 import time

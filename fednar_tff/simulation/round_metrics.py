@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The metrics of a round under short names, and what they tell about its clients."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rounds of a run, one after the other, resumable to the bit."""
 
 import collections

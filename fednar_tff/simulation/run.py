@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many rounds of a federated algorithm on a task, resumable to the bit."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The random choices of a run, each from a seed of its own."""
 
 from collections.abc import Sequence

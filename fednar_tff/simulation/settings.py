@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers that make a run, their checks, and what sets a run apart from others."""
 
 from typing import Any, NamedTuple

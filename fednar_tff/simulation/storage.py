@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run's directory: checkpoints, metrics, and the lock that keeps two processes apart.
 
 Everything goes through TFF's program managers; this module adds what they leave open when a process

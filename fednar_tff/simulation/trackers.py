@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callbacks that write a run to MLflow or Weights & Biases, on this machine by default.
 
 Neither package is needed, unless its tracker is used.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that leave a run: read from its checkpoints, called, and exported."""
 
 import collections

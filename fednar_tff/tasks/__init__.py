@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is learned, and on whose data."""
 
 from fednar_tff.tasks.models import build_model_fns as build_model_fns

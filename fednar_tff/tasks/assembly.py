@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the built-in tasks share: choosing a partition, a network and their seeds by name."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A client's batches of one round, as a function of (seed, round, client id) alone.
 
 The order of the examples and the seeds of dropout and augmentation come from raw Philox streams

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CIFAR-10, split by us, and CIFAR-100 as TFF splits it.
 
 The images stay uint8 in memory; normalisation and augmentation are part of the network, so that all

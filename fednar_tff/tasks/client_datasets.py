@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets made of arrays in memory, cheaply: a round of many small clients makes one for each."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Normal numbers whose bits are the same on every machine."""
 
 import math

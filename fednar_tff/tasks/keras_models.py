@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models once more, of stock Keras layers: for trained weights that leave as a `.keras` file.
 
 A process that imports only TensorFlow can load such a file, since it names no class of ours. The

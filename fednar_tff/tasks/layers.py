@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers that networks are made of, each a function of its weights; see `model_fns.py`.
 
 Products of matrices and convolutions are computed in `compute_dtype(param)`, the type of the

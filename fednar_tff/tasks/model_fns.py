@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a network becomes TFF's two kinds of model.
 
 A network is a function `network(param, x, training)` that returns logits and asks for its weights

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The networks, each written once as a function of its weights, and what they are made of.
 
 `model_fns.py` says what a network is and makes TFF models of it; `layers.py` has the layers.

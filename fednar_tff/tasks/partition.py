@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which client holds which training examples.
 
 The paper's split (FedNAR, section "Experiments"; the split of Hsu, Qi and Brown, "Measuring the

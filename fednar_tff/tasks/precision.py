@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The types in which a model can multiply, and whether this machine is fast in them."""
 
 import functools

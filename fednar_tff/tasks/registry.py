@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names under which tasks are created."""
 
 import inspect

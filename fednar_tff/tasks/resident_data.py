@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data of all clients, in the memory of the host, once."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shakespeare, one role a client: 80 characters, and the next one to predict."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tasks that need no download: scikit-learn's digits, and generated points."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading the data sets of tfds and TFF: once per process, whole, and checked."""
 
 import contextlib

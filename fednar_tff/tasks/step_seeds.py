@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The random seed of a step, which travels as a leaf of `x` in models that draw random numbers."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A task: a `tff.simulation.baselines.BaselineTask` that also hands out packed clients."""
 
 import collections

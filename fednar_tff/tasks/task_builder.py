@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A task of arrays, a partition and a model."""
 
 from collections.abc import Callable, Mapping

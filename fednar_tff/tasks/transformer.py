@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transformer that predicts the next character."""
 
 from collections.abc import Callable

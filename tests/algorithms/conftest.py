@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small problem that the tests share: four clients, a model of two leaves, a NumPy oracle."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The algorithms of docs/algorithms.md once more, in float64 NumPy. Imports nothing from the
 package.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every algorithm, with NAR and with the baseline, against float64 NumPy."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TFF's aggregators with NAR: each runs, and none changes a NAR update below the bound `K l A`."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FedDyn against NumPy, and its promise: the joint minimum, whatever the clients' own are."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FedProx's sign, on the smallest example there is."""
 
 import collections

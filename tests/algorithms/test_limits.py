@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where an algorithm has to be FedAvg, or NAR the baseline, it is so to the bit."""
 
 import math

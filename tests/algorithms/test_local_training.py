@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop: three forms, two kinds of models, what it counts, clients that are not finite."""
 
 import collections

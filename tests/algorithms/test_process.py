@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process offers besides `next`; the registry; errors that help."""
 
 import numpy as np

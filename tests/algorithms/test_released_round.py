@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every algorithm with the switches of the `reference` variant against the released code's round in
 float64 NumPy.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SCAFFOLD: the server's control variate is the mean of the clients'; it undoes their drift."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules: the numbers of single rounds, worked out by hand, and what a process makes of them."""
 
 import math

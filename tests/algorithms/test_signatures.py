@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The builders' signatures say all that they take, and errors name the builder."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`compose_stateful`: an algorithm of two functions, and what it says about wrong ones."""
 
 import numpy as np

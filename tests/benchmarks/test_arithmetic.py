@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The count of a round's operations, against numbers computed by hand."""
 
 import pytest

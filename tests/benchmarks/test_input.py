@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from benchmarks import input as input_benchmark
 from benchmarks import results
 

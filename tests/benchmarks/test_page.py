@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ratios by turn, the tables that are made of them, and the committed page."""
 
 import pytest

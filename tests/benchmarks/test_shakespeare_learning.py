@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counts that stand beside a learned model: by hand."""
 
 import numpy as np

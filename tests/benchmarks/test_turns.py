@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contenders in processes: a tiny round of each of ours, and a line for each that is left out."""
 
 import pathlib

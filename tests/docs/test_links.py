@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every link between pages leads somewhere, every page is in the navigation, and a newcomer's
 questions are on the map."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of differences lists all of them, and what it names exists."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The site: built without a warning, it has every public name and no other, and needs no
 network."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of `experiments`, called as a user calls them."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Another value for every setting."""
 
 from experiments.definition import catalogue, settings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run directories that are written by hand, so that every number is known."""
 
 import csv

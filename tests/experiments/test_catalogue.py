@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The catalogue says what the package does: the same names, arguments and defaults."""
 
 import inspect

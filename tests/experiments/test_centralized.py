@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The centralised baseline: plain training on everybody's data, as many examples a round."""
 
 import numpy as np

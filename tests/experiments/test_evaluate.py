@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`experiments.evaluate` as a user calls it."""
 
 import csv

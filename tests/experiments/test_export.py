@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`experiments.export` as a user calls it; what it wrote is loaded where this package is not."""
 
 import json

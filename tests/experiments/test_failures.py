@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that diverge or fail say so: a line, an exit status, a mark that no report overlooks."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of runs that were written by hand: what is drawn, and that a person can read it."""
 
 import itertools

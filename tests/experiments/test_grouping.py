@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No cell mixes runs that differ in anything but their seeds; old and damaged directories."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`report --format=html`: one page with everything, which loads nothing."""
 
 import html.parser

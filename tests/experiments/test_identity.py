@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two runs share a cell if, and only if, all settings that change results are equal but for the
 seeds."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`experiments.runs`: what is listed, and what two runs differ in."""
 
 import fcntl

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that an older version of the code began are finished by this one, to the same bits.
 
 `tests/fixtures/runs_of_51d9809.tar.gz` holds the first two rounds of three small runs, made by the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The presets are those of the paper, of its released code, and of the reduced variant."""
 
 import pathlib

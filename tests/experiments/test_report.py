@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of runs that were written by hand, and the binary that makes them."""
 
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The binaries as a user calls them: runs that are killed, refused, finished, swept."""
 
 import json

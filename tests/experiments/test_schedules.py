@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules as flags: the rates that they give, and that a longer run continues a shorter one."""
 
 import csv

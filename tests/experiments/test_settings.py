@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong flags meet one line that says what was given and what is allowed."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A sweep on a real Slurm: one node, started for the test from the distribution's packages."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The study: its list of runs, its file of results, its verdicts and its page."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The update rules of docs/paper.md once more, in float64 NumPy on lists of arrays. Imports nothing
 from the package."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every optimizer of the package promises to TFF, and what it does at the edges."""
 
 import collections

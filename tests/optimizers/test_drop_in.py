@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NAR inside TFF's own algorithms, unchanged: the numbers of a round against the NumPy oracle."""
 
 import collections

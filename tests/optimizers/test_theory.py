@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paper's statements, as properties: Condition 1, Lemma 1 (with its erratum), and the bound
 behind Theorem 1."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizers' steps against the NumPy oracle, below and above the clipping threshold."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of the cluster runtime share: a computation that takes its time, and the
 workers."""
 

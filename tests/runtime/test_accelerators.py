@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the runtime does about GPUs, as far as it can be seen without one: steps compiled by XLA,
 unused cards, memory, states."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TFF's own algorithms and aggregators give the same results as on TFF's own runtime.
 
 They do in process, and on a cluster of three workers.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The asynchronous in-process context: the same results, in order, while the program's loop goes
 on."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster runtime, on a Ray of this machine: results, bytes, lost workers, nothing left behind.
 
 `test_agreement.py` compares it with TFF's own runtime; `test_cluster_driver.py` has how its driver

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a driver of the cluster runtime begins and ends: nothing missing, nothing left behind."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster runtime over two hosts: network namespaces with their own addresses, a Ray node in
 each."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster runtime for many rounds and many clients."""
 
 import importlib.util

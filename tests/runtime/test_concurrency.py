@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One graph in many threads at the same time gives the bits of one thread.
 
 For large tensors, TensorFlow's memory optimizer turns a sum into a temporary variable, in which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scripts that import the package end in silence and leave no worker, whichever context they
 use."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The doctor finds what works, and says so in words."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small clients run in groups, and nothing but the time shows it."""
 
 import collections

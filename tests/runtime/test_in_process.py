@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The in-process runtime: every kind of computation gives what it must, for every size of the
 pool."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a test must look at from outside a process: devices, memory, threads and Ctrl-C."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The native runtime: TFF's results, and no worker left behind."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the steps of local training would run on GPUs, and what they would copy, asked of
 TensorFlow without a GPU.
 

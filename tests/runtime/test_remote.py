@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The remote runtime, on workers of this machine: results, lost workers, silent addresses."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model `mlp` and its training with NAR once more, in NumPy. Imports nothing from the
 package."""
 

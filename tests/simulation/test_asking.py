@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`simulation.run` finds out what it is not told: the form of the data, the runtime, the seeds."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callbacks: when they are called, early stopping that survives interruptions, and what becomes of
 a run whose callback fails."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accuracies by client, by class and after local steps, against counts in NumPy."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store of client states: what survives, and what is forgotten."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluation on the test set, and on a sample of it."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lines of a log: when they come, and what they say."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs in half precision: as reproducible as others, and never mixed with them."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs on the synthetic task: what they write, and that they resume to the same bits."""
 
 import csv

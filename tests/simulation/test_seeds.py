@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random choices are pure functions of their seeds."""
 
 import collections

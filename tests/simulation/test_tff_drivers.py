@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TFF's own drivers on the in-process runtime train to the numbers of `simulation.run`."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MLflow and Weights & Biases: what they are told, that a run that resumes is one run, and what is
 said if they are not there."""
 

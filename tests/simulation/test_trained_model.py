@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that leave a run: checkpoints with names, `load_model` and the three formats."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training with TFF's own driver, in a test and in the program that a test kills."""
 
 import asyncio

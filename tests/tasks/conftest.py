@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small data in the layouts of tfds and TFF, and a NumPy reading of packed clients."""
 
 import sqlite3

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real builders of tfds and TFF, from an archive of the original layout to a trained round,
 without a network."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Normal numbers: their distribution, the formula, and the bits."""
 
 import hashlib

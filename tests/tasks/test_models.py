@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The networks against NumPy written on its own: loops and einsum, no shared code."""
 
 import collections

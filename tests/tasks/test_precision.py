@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model's precision changes, and what it does not; the numbers are held against NumPy in
 test_models.py."""
 

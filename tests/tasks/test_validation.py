@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Validation: a part of the clients' training examples in place of the test set."""
 
 import numpy as np

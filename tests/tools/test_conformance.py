@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make conformance`: what it lays over the installed package, and how it counts."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The small tools that keep habits: licence headers, and coverage of the update rules."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Checks this package on the GPU of this machine, for a report in an issue: `make gpu-check`.
 
 It needs no data. Without a GPU it does what it can on the CPU, with a GPU that is only pretended

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the graphs that TensorFlow has split over devices, and says what a step of a loop costs.
 
 TensorFlow hands them out as `RunMetadata` when a function is first called. A loop is, by then, a

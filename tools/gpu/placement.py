@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Says what a local step launches and copies on a GPU, without one.
 
   python -m tools.gpu.placement --device=pretended --model=resnet18 --algorithms fed_avg scaffold

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A device that TensorFlow takes for a GPU, to ask it where it would run what.
 
    Its memory is the host's, so copies are real; it has no kernels, so the first one that is launched fails. By then TensorFlow

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rounds that the GPU tools look at: the paper's models on random data of the real shapes,
 which needs no download."""
 

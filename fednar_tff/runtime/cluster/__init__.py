@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """A round spread over the machines of a Ray cluster."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The way to a Ray cluster: one that runs already, or one that is started here."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TFF computations on a Ray cluster: a runtime on each worker, the server in this process.
 
 The plan of a computation is the same as in process. What the clients of a pass do is cut into

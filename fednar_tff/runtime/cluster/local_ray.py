@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ray on this machine, for this process alone: on loopback, with a token, gone when it ends.
 
 `ray.init()` would listen on every interface, and some of its processes outlive a driver that is

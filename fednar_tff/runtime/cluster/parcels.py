@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values on their way to the workers of a cluster and back.
 
 What travels is a parcel: a pickle, and beside it the memory of its arrays, which Ray passes on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The workers of a cluster: who does which piece, and what happens when one of them is lost."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker of the cluster: an in-process runtime, in a process that Ray starts."""
 
 import collections

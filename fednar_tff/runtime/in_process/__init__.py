@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The in-process runtime: TFF computations inside this process, on the devices of TensorFlow.
 
 A round goes through these modules in this order: `context` is called, `passes` plans the

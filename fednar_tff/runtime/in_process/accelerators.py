@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs: how TensorFlow is to use them, and why it does not use one that is there."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The in-process runtime for programs that await computations, as those of `tff.program` do."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps TensorFlow's memory optimizer away from the functions that the runtime calls.
 
 TensorFlow has no public name for this. For large tensors, that optimizer turns a sum into a

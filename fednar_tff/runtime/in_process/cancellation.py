@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stops TensorFlow functions that run in other threads.
 
 TensorFlow has no public name for this. Without it, Ctrl-C would wait until the clients that train

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs clients at the same time, on one or more devices, and returns results in client order."""
 
 import collections

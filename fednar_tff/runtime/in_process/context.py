@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The context of the in-process runtime, and how it is set up.
 
 There is no worker, and no dataset is serialised. TFF's compiler reduces a computation to its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorFlow graphs of TFF computations, imported once and called like functions."""
 
 import collections

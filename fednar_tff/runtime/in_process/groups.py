@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small clients in groups: one call of TensorFlow trains several clients, one after the other.
 
 A call from Python costs more than the work of a client that has a few thousand weights. So the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans a compiled TFF computation, once, as passes over the clients: a round only runs them.
 
 Values at the server are written once a round, values at the clients once for each client. An

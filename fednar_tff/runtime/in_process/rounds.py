@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run of a planned computation: arguments in, passes over the clients, results out."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps that a TFF computation is made of, once it is planned.
 
 A TFF value is a tree. Here each of its leaves (a tensor or a dataset) is a numbered slot, and a

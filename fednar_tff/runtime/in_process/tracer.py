@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Walks the building blocks of a compiled TFF computation and writes down its steps."""
 
 import collections

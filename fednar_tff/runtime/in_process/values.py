@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values on their way into and out of the in-process runtime."""
 
 from collections.abc import Iterator, Sequence

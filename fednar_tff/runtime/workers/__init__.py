@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runtimes on TFF's own workers, C++ programs that are sent computations through gRPC.
 
 `native` runs one worker on this machine, `remote` uses workers on other machines. Both speak to

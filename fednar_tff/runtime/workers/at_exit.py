@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ends TFF's own local worker, whoever made it the runtime, when this process ends.
 
 TFF tries to end it in a destructor, which runs at exit when the modules that it needs are gone: it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This process's end of the connection to a TFF worker: a gRPC channel."""
 
 import time

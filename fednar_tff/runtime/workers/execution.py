@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the runtimes on TFF's workers share: a context on one worker, and the end of a computation.
 
 TFF retries a computation whose worker does not answer. A computation that the user interrupts must

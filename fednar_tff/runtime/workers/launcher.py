@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TFF's C++ worker as a process that never outlives the Python process that started it."""
 
 import os

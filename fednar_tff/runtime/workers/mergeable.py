@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computations in TFF's mergeable form, over several workers, in client order.
 
 TFF's own context for them takes results as they arrive. It merges them in that order, and so it

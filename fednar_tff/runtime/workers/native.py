@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TFF's own local runtime, without the worker process that it leaves behind."""
 
 import tensorflow_federated as tff

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A round spread over many machines: TFF's own workers, each with a part of the clients."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a command that ends when this script's parent does, however the parent ends.
 
 Started by path, as `python -I -S supervisor.py <parent pid> [--remove=<folder>] <command> ...`,
