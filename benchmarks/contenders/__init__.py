@@ -68,6 +68,7 @@ CONTENDERS = {
     _TFF,
     'cluster',
     packages=('tensorflow', 'tensorflow-federated', 'ray'),
+    runs=('B',),
   ),
   'remote': Contender('remote, 2 local workers, DATASET_ITERATOR', _TFF, 'remote'),
   'bare': Contender('bare tf.range loop', 'benchmarks.contenders.bare', 'bare'),

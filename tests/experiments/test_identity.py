@@ -26,6 +26,7 @@ BASES = [
     ('step', {'decay_rounds': 8}),
   )
 ]
+BASES += [{'runtime': runtime} for runtime in catalogue.RUNTIMES]
 
 
 def test_every_setting_that_changes_results_makes_another_cell_and_no_other_does():
@@ -43,9 +44,7 @@ def test_every_setting_that_changes_results_makes_another_cell_and_no_other_does
       varied.add(name)
   epochs = identity.identity({'local_epochs': 1})
   assert epochs != identity.identity({}) and 'local_steps' not in epochs
-  assert varied | {'local_epochs'} == set(settings.BY_NAME) - {
-    'workers'
-  }  # Only remote runs have it.
+  assert varied | {'local_epochs'} == set(settings.BY_NAME)
 
 
 @pytest.mark.parametrize('task', catalogue.TASKS)
