@@ -3,7 +3,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 BENCH := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m benchmarks
 # Two at a time, a file in one piece: most of a test is single-threaded tracing.
-PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile
+PYTEST := TF_CPP_MIN_LOG_LEVEL=3 $(PY) -m pytest -n 2 --dist loadfile --durations=25
 
 .PHONY: help setup demo test coverage test-slow test-stress test-full bench opponents study results doctor gpu-check docs conformance dist bazel lint lock clean
 

@@ -45,6 +45,7 @@ def test_who_is_not_written_for_a_workload_is_said(capsys, monkeypatch):
   assert capsys.readouterr().err.count('skipped: ') == 2
 
 
+@pytest.mark.slow
 def test_tiny_rounds_of_ours_take_turns(capsys):
   record = rounds.measure(
     'S-tiny', ('packed', 'bare', 'in_process_iterator'), num_turns=2, rounds=1
@@ -91,6 +92,7 @@ def test_pieces_are_chosen_by_name_workload_or_contenders():
   assert workloads.get(chosen.workload) == workloads.WORKLOADS['A']
 
 
+@pytest.mark.slow
 def test_scaling_tells_seconds_and_memory_of_each_number_of_clients():
   model = scaling.measure(8, (2,), num_turns=1, rounds=1)
   assert set(model['seconds']) == set(model['megabytes']) == {'2'}

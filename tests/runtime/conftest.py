@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers that the tests of the runtimes share."""
 
+import gc
 import os
 import pathlib
 import subprocess
@@ -8,7 +9,22 @@ import sys
 
 import pytest
 
+from fednar_tff import runtime
+from fednar_tff.runtime.cluster import local_ray
+
 _ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def end_ray():
+  """Ends the Ray of the file before, which goes with its contexts: this file may want a larger one.
+
+  Not when that file ends: pytest keeps the arguments of a test until its last fixture has ended.
+  """
+  if local_ray.running() is not None:
+    runtime.set_in_process_context()  # The default context may be one of them.
+    gc.collect()
+    assert local_ray.running() is None, 'a test keeps its cluster context'
 
 
 @pytest.fixture

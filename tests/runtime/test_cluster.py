@@ -61,7 +61,13 @@ def test_pieces_are_all_clients_in_order_and_small_at_the_end(num_clients, num_p
   assert 1 <= len(pieces) <= num_pieces and len(pieces[-1]) <= len(pieces[0])
 
 
-@pytest.mark.parametrize('algorithm', _ALGORITHMS)
+@pytest.mark.parametrize(
+  'algorithm',
+  [
+    pytest.param(name, marks=() if name in ('fed_avg', 'scaffold') else pytest.mark.slow)
+    for name in _ALGORITHMS
+  ],
+)
 def test_algorithms_train_as_in_process_and_resume_to_the_same_bits(
   cluster, task, algorithm, tmp_path
 ):
@@ -205,6 +211,7 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(cluster):
   assert cluster.invoke(support.sum_of_roots, support.NUMBERS) == expected
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_counts_as_dead_after_a_stated_time(cluster, monkeypatch):
   expected = cluster.invoke(support.sum_of_roots, support.NUMBERS)
   monkeypatch.setattr(cluster._team, '_seconds_until_lost', 6.0)

@@ -73,6 +73,7 @@ class Team:
       WorkerLostError: If not all of them start.
     """
     self._ray = ray
+    self._address = _address(ray)
     self._new_actor = new_actor
     self._seconds_until_lost = seconds_until_lost
     self._jobs: dict[Any, _Job] = {}
@@ -99,9 +100,11 @@ class Team:
     return [member.description for member in self._members if member.description is not None]
 
   def end(self) -> None:
-    """Ends all workers."""
-    for member in self._members:
-      self._ray.kill(member.actor)
+    """Ends all workers, unless their cluster has ended, and they with it."""
+    # Ray ends the whole process if it is asked for an actor of another cluster.
+    if self._ray.is_initialized() and self._address == _address(self._ray):
+      for member in self._members:
+        self._ray.kill(member.actor)
 
   def run(
     self, num_pieces: int, call: Callable[[Any, int], Any], name: Callable[[int], str]
@@ -228,6 +231,11 @@ class Team:
         # A job, too: until it is done, the worker gets no piece that it could stop by mistake.
         stopped = job.actor.cancel.options(concurrency_group=CONTROL).remote()
         self._jobs[stopped] = _Job(job.member, job.actor, time.monotonic())
+
+
+def _address(ray) -> str:
+  """Returns what tells a cluster apart from others."""
+  return ray.get_runtime_context().gcs_address
 
 
 def _resources(ray) -> str:
