@@ -154,3 +154,24 @@ for changes in ({}, {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': 'x' * 32}, dict
 """
   )
   assert output.split() == ['out', 'out', 'in']
+
+
+@pytest.mark.slow
+def test_a_second_cluster_after_the_first_one_has_ended(run_python):
+  # The first context is collected while Ray is connected to the second cluster.
+  output = run_python("""
+import numpy as np
+import tensorflow_federated as tff
+from fednar_tff import runtime
+from fednar_tff.runtime.cluster import local_ray
+
+@tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+def total(x):
+  return tff.federated_sum(x)
+
+for num_workers in (1, 2):
+  context = runtime.create_cluster_context(num_workers=num_workers, object_store_memory=10**8)
+  print(context.invoke(total, [np.float32(1)] * 5))
+  local_ray.running().stop()
+""")
+  assert output.split() == ['5.0', '5.0']
