@@ -40,7 +40,6 @@ def measured(device, model, algorithms, loops, accelerators):
 def check_step(case):
   """Asserts what must hold for a step on any device, pretended or logical."""
   name = {k: case[k] for k in ('algorithm', 'model', 'loop', 'device')}
-  assert case['num_copies'] <= MAX_COPIES, (name, case['copies'])
   between = [c for c in case['copies'] if 'host' not in (c['from'], c['to'])]
   assert not between, (name, between)
   assert set(case['host_ops']) <= HOST_OPS[case['loop']], (name, case['host_ops'])
@@ -48,6 +47,7 @@ def check_step(case):
 
 def check_pretended(case):
   check_step(case)
+  assert case['num_copies'] <= MAX_COPIES, case['copies']
   # Only what decides on the flow of control comes back.
   back = [c for c in case['copies'] if c['to'] == 'host']
   assert {c['dtype'] for c in back} <= {'bool'}, back
@@ -57,11 +57,18 @@ def check_pretended(case):
 
 
 def check_logical(case):
+  # Not by their number: TensorFlow keeps single numbers, as the rates, on the first of several
+  # CPUs, from where they are copied in each step. On a GPU, pretended above, they are not.
   check_step(case)
-  for copy in case['copies']:
+  measured = [copy for copy in case['copies'] if copy['bytes'] is not None]
+  # What was never copied is the way around the step when there is no batch any more.
+  unmeasured = [copy for copy in case['copies'] if copy['bytes'] is None]
+  assert all('/cond/else/' in copy['producer'] for copy in unmeasured), unmeasured
+  assert measured
+  for copy in measured:
     # A counter or a decision comes back; a GPU would keep the counter on the host.
     limit = 8 if copy['to'] == 'host' else BATCH_BYTES[case['model']]
-    assert copy['bytes'] is not None and copy['bytes'] <= limit, copy
+    assert copy['bytes'] <= limit, copy
 
 
 CHECKS = {'pretended': check_pretended, 'logical': check_logical}
