@@ -121,3 +121,11 @@ def runs(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
   """Returns the settings of the runs of some stages by name, in order."""
   every = {**PILOT_STAGES, **STAGES}
   return {name: settings for stage in stages for name, settings in every[stage]()}
+
+
+def chosen_settings() -> dict[str, float]:
+  """Returns the settings that the pilot decides on, as the runs have them."""
+  alpha, _ = MAIN_SETTING
+  cell = presets.cell_settings(VARIANT, presets.cifar10_cell('fed_avg', 'nar', alpha, 0.0))
+  rates = {name: cell[name] for name in ('learning_rate', 'max_norm')}
+  return {**rates, **presets.STUDY_SERVER_RATES}
