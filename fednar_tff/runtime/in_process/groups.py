@@ -22,8 +22,8 @@ from fednar_tff.runtime.in_process import call_options, client_pool, passes, ste
 _MAX_CLIENT_BYTES = 2**19
 _MAX_GROUP_BYTES = 2**23
 _MAX_GROUP = 128
-# Long beside the cost of a call, short beside a round.
-_GROUP_SECONDS = 0.03
+# Long beside the cost of a call (some milliseconds), short beside a round.
+_GROUP_SECONDS = 0.1
 
 
 def _is_plain(all_steps: Iterable[steps.Step]) -> bool:
