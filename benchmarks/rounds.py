@@ -38,6 +38,7 @@ PIECES = {
   'B6': Piece('B', ('packed', 'cluster', 'remote'), 1),
   'B4': Piece('B', ('packed', 'pfl', 'flower'), 1),
   'B5': Piece('B', ('packed', 'fedjax'), 1),
+  'B7': Piece('B', ('packed', 'clipped')),
   'T1': Piece('T', ('packed', 'packed_bfloat16', 'bare', ratios.BEFORE)),
   'T2': Piece('T', ('packed', 'torch', 'torch_bfloat16')),
   'T3': Piece('T', _REDUCE, 1),

@@ -63,6 +63,9 @@ CONTENDERS = {
     (_BFLOAT16,),
     precision=_BFLOAT16,
   ),
+  'clipped': Contender(
+    'in-process, our FedAvg with clipped SGD, packed', _TFF, 'clipped', runs=('B',)
+  ),
   'cluster': Contender(
     'cluster, 2 local workers, our FedAvg-NAR, packed',
     _TFF,

@@ -93,16 +93,22 @@ def packed(workload: workloads.Workload, precision: str = 'float32') -> RunRound
   return _packed(workload, precision)
 
 
+def clipped(workload: workloads.Workload) -> RunRound:
+  """Our FedAvg with the paper's baseline, packed clients, in process."""
+  runtime.set_in_process_context()
+  return _packed(workload, build_optimizer=optimizers.build_clipped_sgd)
+
+
 def cluster(workload: workloads.Workload) -> RunRound:
   """Our FedAvg with NAR, packed clients, on two workers of Ray that run on this machine."""
   runtime.set_cluster_context(num_workers=2, object_store_memory=2**30)
-  return _packed(workload, 'float32')
+  return _packed(workload)
 
 
-def _packed(workload, precision):
+def _packed(workload, precision='float32', build_optimizer=optimizers.build_nar):
   process = algorithms.build_fed_avg(
     tff_models.model_fn(workload, precision),
-    client_optimizer_fn=optimizers.build_nar(
+    client_optimizer_fn=build_optimizer(
       workloads.LEARNING_RATE, workloads.WEIGHT_DECAY, workloads.MAX_NORM
     ),
     loop_implementation=algorithms.PACKED,
