@@ -70,6 +70,9 @@ class Worker:
       options: Arguments of `create_in_process_context`.
       simulate_secure_sums_in_the_clear: As there.
     """
+    if options['num_threads'] is not None:
+      # By default, each worker of a machine would run as many operations at a time as it has cores.
+      tf.config.threading.set_inter_op_parallelism_threads(options['num_threads'])
     self._context = context.create_in_process_context(**options)
     self._secure_sums_in_the_clear = simulate_secure_sums_in_the_clear
     self._plans: dict[int, passes.Plan] = {}
