@@ -14,7 +14,6 @@ from fednar_tff.algorithms import arguments, client_data, fed_avg, local_trainin
 from fednar_tff.algorithms.structures import check_positive_integer
 
 _LEARNING_RATE_KEY = tff.learning.optimizers.LEARNING_RATE_KEY
-_SumFactory = tff.aggregators.UnweightedAggregationFactory
 # Its name from before other algorithms had clients with states, too.
 ScaffoldProcess = stateful.StatefulProcess
 
@@ -24,7 +23,7 @@ def build_scaffold(
   model_fn: local_training.ModelFn,
   *,
   num_clients: int,
-  control_aggregator: _SumFactory | None = None,
+  control_aggregator: tff.aggregators.UnweightedAggregationFactory | None = None,
   total_examples: int | None = None,
   **fed_avg_arguments: 'arguments.Unpack[arguments.FedAvgArguments]',
 ) -> stateful.StatefulProcess:
@@ -74,7 +73,7 @@ def build_scaffold(
         '`client_weighting` must be `algorithms.DATA_SIZE` if `total_examples` is given, '
         f'found {weighting!r}.'
       )
-  if not isinstance(control_aggregator, (_SumFactory, type(None))):
+  if not isinstance(control_aggregator, (type(None), tff.aggregators.UnweightedAggregationFactory)):
     raise TypeError(
       '`control_aggregator` must be an unweighted factory of `tff.aggregators`, '
       f'found {control_aggregator!r}.'

@@ -36,7 +36,7 @@ class ClientBatches:
     """Takes the arguments of `run`."""
     self._task = task
     self._seeds = seeds
-    size = {'batch_size': batch_size, 'local_steps': local_steps, 'local_epochs': local_epochs}
+    size: Any = dict(batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
     task.check_batches(**size)
     arguments = {**size, 'seed': seeds.batches}
     self.packed = find_packed(process, packed)

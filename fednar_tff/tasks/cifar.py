@@ -37,11 +37,11 @@ def _build(
   augmentation='per_image',
   padding='mean',
   pooling=None,
-  **common,
+  **arguments,
 ):
   """Builds a task of what `load` returns, divided as `divide` does, after a look at the rest."""
   network = _build_network(name, model, num_classes, augmentation, padding, pooling)
-  common = assembly.CommonArguments(**common)
+  common = assembly.CommonArguments(**arguments)
   data = load()
   return assembly.assemble(
     name,

@@ -39,7 +39,7 @@ def build_shakespeare(
   initialization='released',
   identical_layers=False,
   prediction='last',
-  **common,
+  **arguments,
 ):
   """Builds the Shakespeare task.
 
@@ -51,7 +51,7 @@ def build_shakespeare(
   not the character after it but those after each of its positions; see `build_transformer` for this
   and the other switches of the model.
   """
-  common = assembly.CommonArguments(**common)
+  common = assembly.CommonArguments(**arguments)
   builder = assembly.choose(
     'model of task shakespeare', model, {'transformer': models.build_transformer}
   )

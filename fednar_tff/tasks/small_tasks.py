@@ -23,10 +23,10 @@ def build_digits(
   alpha=None,
   partition='dirichlet',
   partition_seed=0,
-  **common,
+  **arguments,
 ):
   """Builds the digits task: 8x8 grey images of ten digits; alpha is 1.0 by default."""
-  common = assembly.CommonArguments(**common)
+  common = assembly.CommonArguments(**arguments)
   network = assembly.choose(
     'model of task digits', model, {'mlp': models.build_mlp, 'cnn': models.build_cnn}
   )
@@ -66,10 +66,10 @@ def build_synthetic(
   partition='dirichlet',
   partition_seed=0,
   dropout=0.0,
-  **common,
+  **arguments,
 ):
   """Builds the synthetic task: four clouds of points in eight dimensions, alpha 1.0."""
-  common = assembly.CommonArguments(**common)
+  common = assembly.CommonArguments(**arguments)
   assembly.check_dropout(dropout)
   network = assembly.choose('model of task synthetic', model, {'mlp': models.build_mlp})
   generator = np.random.RandomState(0)
