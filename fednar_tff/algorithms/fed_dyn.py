@@ -26,9 +26,9 @@ def build_fed_dyn(
 ) -> stateful.StatefulProcess:
   """Returns FedDyn: FedAvg whose clients step along `g - h_i + a (y - x)`.
 
-  With server weights `x`, `a` (`regularization_strength`), a client's weights `y` in its local
-  steps and update `D_i = x - y_i` after them, the mean `D` of the updates of the clients `S` of a
-  round, and `N` (`num_clients`), a round adds to FedAvg
+  `a` is `regularization_strength`, and `N` is `num_clients`. A client's weights `y` go from the
+  server's `x` to `y_i`, so its update is `D_i = x - y_i`. `D` is the mean of the updates of the
+  clients `S` of a round. A round adds to FedAvg
 
   ```
   g <- g - h_i + a (y - x)       in each local step, inside the norm that is clipped

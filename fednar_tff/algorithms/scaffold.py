@@ -29,9 +29,9 @@ def build_scaffold(
 ) -> stateful.StatefulProcess:
   """Returns SCAFFOLD: FedAvg whose clients step along `g + c - c_i`.
 
-  With server weights `x`, control variates `c` of the server and `c_i` of the clients (0 at first),
-  learning rate `l` of the round, a client's update `D_i = x - y_i` after `K_i` local steps, and `N`
-  (`num_clients`), a round adds to FedAvg
+  The server has a control variate `c` and each of the `N` (`num_clients`) clients one, `c_i`; all
+  are 0 at first. A client of the round takes `K_i` steps with learning rate `l`, from the server's
+  weights `x` to `y_i`, so its update is `D_i = x - y_i`. A round adds to FedAvg
 
   ```
   g <- g + c - c_i                     in each local step, inside the norm that is clipped

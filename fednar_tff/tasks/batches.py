@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client's batches of one round, as a function of (seed, round, client id) alone.
 
-The order of the examples and the seeds of dropout and augmentation come from raw Philox streams
-keyed by a hash, so they are the same in any process, on any number of threads, and in any version
-of NumPy (only the raw bit stream is promised to stay).
+The order of the examples and the seeds of dropout and augmentation come from Philox streams, keyed
+by a hash. So they are the same in any process and on any number of threads. They are the same in
+any version of NumPy, too: the raw bits of a stream are all that NumPy promises to keep.
 """
 
 import hashlib
