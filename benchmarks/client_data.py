@@ -11,9 +11,9 @@ import os
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import argparse
-import time
+import itertools
 
-from benchmarks import ratios, results, workloads
+from benchmarks import ratios, results, timing, workloads
 from benchmarks.contenders import tff_models
 from fednar_tff import runtime
 
@@ -31,22 +31,29 @@ def measure(num_turns: int, num_clients: int) -> dict[str, list[float]]:
   )
   options = {'batch_size': workload.batch_size, 'local_steps': workload.num_steps, 'seed': 0}
   ways = {
-    'Task.packed_client': lambda client, turn: task.packed_client(client, turn, **options),
-    'Task.client_batches': lambda client, turn: task.client_batches(client, turn, **options),
-    "TFF's ClientData, shuffle, batch": lambda client, turn: stock.create_tf_dataset_for_client(
+    'Task.packed_client': lambda client, t: task.packed_client(client, t, **options),
+    'Task.client_batches': lambda client, t: task.client_batches(client, t, **options),
+    "TFF's ClientData, shuffle, batch": lambda client, t: stock.create_tf_dataset_for_client(
       client
     ),
   }
-  milliseconds = {way: [] for way in ways}
   clients = task.partition.client_ids[:num_clients]
-  for turn in range(num_turns + 1):
-    for way, make in ways.items():
-      start = time.perf_counter()
+
+  def for_all_clients(make):
+    rounds = itertools.count()
+
+    def make_all():
+      round_num = next(rounds)
       for client in clients:
-        make(client, turn)
-      if turn:
-        milliseconds[way].append(1e3 * (time.perf_counter() - start) / len(clients))
-  return milliseconds
+        make(client, round_num)
+
+    return make_all
+
+  parts = {way: for_all_clients(make) for way, make in ways.items()}
+  return {
+    way: [1e3 * s / len(clients) for s in seconds]
+    for way, seconds in timing.take_turns(parts, num_turns).items()
+  }
 
 
 def main():

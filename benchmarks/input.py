@@ -16,11 +16,10 @@ import collections
 import functools
 import statistics
 import sys
-import time
 
 import tensorflow as tf
 
-from benchmarks import results
+from benchmarks import results, timing
 from fednar_tff import runtime, tasks
 from fednar_tff.tasks import cifar, models
 
@@ -108,13 +107,7 @@ def main():
       float(make_batches(c['data'], c['index'])) for c in clients
     ]
   parts['tf.data form, not augmented'] = lambda: make_ordinary(task)
-  seconds = {name: [] for name in parts}
-  for turn in range(TURNS + 1):
-    for name, part in parts.items():
-      start = time.perf_counter()
-      part()
-      if turn:  # The first turn traces.
-        seconds[name].append(time.perf_counter() - start)
+  seconds = timing.take_turns(parts, TURNS)
   results.save('input', {'kind': 'input', 'seconds': seconds})
   medians = {name: statistics.median(values) for name, values in seconds.items()}
   training = medians['train the small CNN']

@@ -12,12 +12,11 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import argparse
 import statistics
-import time
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from benchmarks import results
+from benchmarks import results, timing
 from fednar_tff import optimizers, runtime
 
 LEARNING_RATE, WEIGHT_DECAY, MAX_NORM = 0.01, 0.01, 10.0
@@ -90,13 +89,10 @@ def main():
   for shapes, num_steps in ((small_shapes(), 200), (resnet_shapes(), 10)):
     size = sum(tf.TensorShape(s).num_elements() for s in shapes)
     runs = {name: build_run(optimizer, shapes, num_steps) for name, optimizer in contenders.items()}
-    seconds = {name: [] for name in runs}
-    for turn in range(TURNS + 1):
-      for name, run in runs.items():
-        start = time.perf_counter()
-        run()
-        if turn:  # The first turn traces.
-          seconds[name].append((time.perf_counter() - start) / num_steps)
+    seconds = {
+      name: [s / num_steps for s in values]
+      for name, values in timing.take_turns(runs, TURNS).items()
+    }
     measured[f'{size:,}'] = seconds
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     sgd, clip = list(medians.values())[:2]

@@ -6,15 +6,15 @@ A block is run by bash as it is written. What would take hours, a second machine
 cut down here, and nowhere else:
 
 - `experiments.train` trains two rounds, on the digits images, into the folder that is named; its
-  remote workers are those that the block started. What only prints is done as it is written, and of
-  a run on Shakespeare the flags are checked.
+  remote workers are those that the block started. What only prints is done as it is written. Of a
+  run on Shakespeare, and of one in this process that names no folder, so that nothing in the block
+  can read it, only the flags are checked.
 - `experiments.sweep` lists the commands of the sweep as written (every name must be known, every
   flag must exist), and then runs one small cell into the same folder, so that the report that
-  follows has something to read.
+  follows has something to read; on Slurm, it only lists.
 - `experiments.report --table` must know the table, in which that small cell has no place; then it
 reports what is there.
-- `fednar_tff.fetch` checks its arguments and fetches nothing; what is to be fetched has no place in
-`experiments.train` either.
+- `fednar_tff.fetch` checks its arguments and fetches nothing.
 - `fednar_tff.runtime.worker` starts in the background on an unused port, twice for "on host1, and
 on host2"; the test stops both.
 - `jupyter execute` runs a notebook of one cell in place of the one that is named, which has to
@@ -53,13 +53,9 @@ def _fetch(*arguments):
 def _train(*arguments):
   if '--print_flags' in arguments:
     return _module('experiments.train', *arguments)
-  if '--task=shakespeare' in arguments:
+  nobody_reads_it = not any(a.startswith(('--output_dir=', '--runtime=')) for a in arguments)
+  if '--task=shakespeare' in arguments or nobody_reads_it:
     return _module('experiments.train', *arguments, '--print_flags')
-  # A file for a large task: it only has to be right.
-  if any(a.startswith('--flagfile=') for a in arguments):
-    _module('experiments.train', *arguments, '--print_flags')
-    arguments = [a for a in arguments if not a.startswith('--flagfile=')]
-  arguments = [a for a in arguments if not a.startswith('--data_dir=')]
   small = list(_SMALL_RUN)
   if not any(a.startswith('--output_dir=') for a in arguments):
     small.append(f'--output_dir=run_{time.time_ns()}')
@@ -71,6 +67,8 @@ def _train(*arguments):
 
 def _sweep(*arguments):
   _module('experiments.sweep', *arguments, '--dry_run')
+  if '--executor=slurm' in arguments:
+    return
   preset = pathlib.Path('small.flags')
   preset.write_text('\n'.join(_SMALL_RUN))
   _module(

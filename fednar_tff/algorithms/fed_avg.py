@@ -6,6 +6,8 @@ Communication-Efficient Learning of Deep Networks from Decentralized Data
     AISTATS 2017. https://arxiv.org/abs/1602.05629, Algorithm 1.
 """
 
+from typing import NamedTuple
+
 import tensorflow_federated as tff
 
 from fednar_tff.algorithms import (
@@ -16,6 +18,20 @@ from fednar_tff.algorithms import (
   schedules,
   server_step,
 )
+
+
+class Parts(NamedTuple):
+  """What a round is composed of.
+
+  Attributes:
+    client_side: What the clients do.
+    aggregator: Makes one update of all updates.
+    finalizer: The server's step along it.
+  """
+
+  client_side: client_work.ClientSide
+  aggregator: tff.templates.AggregationProcess
+  finalizer: tff.learning.templates.FinalizerProcess
 
 
 def compose(
@@ -35,28 +51,36 @@ def compose(
 
 
 @arguments.with_arguments_of(client_work.build_client_side)
-def build_corrected_fed_avg(
+def build_parts(
   model_fn: local_training.ModelFn,
   *,
-  correction_fn: local_training.CorrectionFn | None,
   server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
   client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
   model_aggregator: server_step.ModelAggregator | None = None,
   **client_arguments: 'arguments.Unpack[arguments.ClientArguments]',
-) -> tff.learning.templates.LearningProcess:
-  """Returns `build_fed_avg` with each local gradient changed by `correction_fn`."""
+) -> Parts:
+  """Returns the parts of `build_fed_avg`, which has the same arguments."""
   client_side = client_work.build_client_side(
     model_fn, client_weighting=client_weighting, **client_arguments
   )
+  weights_type = client_side.weights_type
   aggregator = server_step.create_aggregator(
-    model_aggregator, client_side.weights_type.trainable, client_weighting
+    model_aggregator, weights_type.trainable, client_weighting
   )
-  finalizer = server_step.build_finalizer(
-    server_optimizer_fn,
-    client_side.weights_type,
-    aggregator.next.type_signature.result.result.member,
-  )
-  return compose(client_side, aggregator, finalizer, correction_fn)
+  mean_type = aggregator.next.type_signature.result.result.member
+  finalizer = server_step.build_finalizer(server_optimizer_fn, weights_type, mean_type)
+  return Parts(client_side, aggregator, finalizer)
+
+
+@arguments.with_arguments_of(build_parts)
+def build_corrected_fed_avg(
+  model_fn: local_training.ModelFn,
+  *,
+  correction_fn: local_training.CorrectionFn | None,
+  **fed_avg_arguments: 'arguments.Unpack[arguments.FedAvgArguments]',
+) -> tff.learning.templates.LearningProcess:
+  """Returns `build_fed_avg` with each local gradient changed by `correction_fn`."""
+  return compose(*build_parts(model_fn, **fed_avg_arguments), correction_fn)
 
 
 def build_fed_avg(

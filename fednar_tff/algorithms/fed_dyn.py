@@ -10,17 +10,8 @@ Federated Learning Based on Dynamic Regularization
 import math
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from fednar_tff.algorithms import (
-  arguments,
-  client_work,
-  fed_avg,
-  local_training,
-  server_step,
-  stateful,
-  structures,
-)
+from fednar_tff.algorithms import arguments, fed_avg, local_training, stateful, structures
 
 
 @arguments.with_arguments_of(
@@ -31,14 +22,13 @@ def build_fed_dyn(
   *,
   num_clients: int,
   regularization_strength: float,
-  model_aggregator: server_step.ModelAggregator | None = None,
-  **fed_avg_arguments: 'arguments.Unpack[arguments.ClientArguments]',
+  **fed_avg_arguments: 'arguments.Unpack[arguments.UnweightedArguments]',
 ) -> stateful.StatefulProcess:
   """Returns FedDyn: FedAvg whose clients step along `g - h_i + a (y - x)`.
 
-  With server weights `x`, `a` (`regularization_strength`), a client's weights `y` in its local
-  steps and update `D_i = x - y_i` after them, the mean `D` of the updates of the clients `S` of a
-  round, and `N` (`num_clients`), a round adds to FedAvg
+  `a` is `regularization_strength`, and `N` is `num_clients`. A client's weights `y` go from the
+  server's `x` to `y_i`, so its update is `D_i = x - y_i`. `D` is the mean of the updates of the
+  clients `S` of a round. A round adds to FedAvg
 
   ```
   g <- g - h_i + a (y - x)       in each local step, inside the norm that is clipped
@@ -48,19 +38,15 @@ def build_fed_dyn(
   ```
 
   All clients count alike. A client whose update is not finite keeps its `h_i`. The states of the
-  clients, `h_i`, enter and leave `next`, and the caller keeps them; see `StatefulProcess`.
+  clients, `h_i`, enter and leave `next`, and the caller keeps them; see `StatefulProcess`. In its
+  state, `control` is `h`. Beside the mean of the updates, the server learns only how many were
+  finite, so what `model_aggregator` makes private stays so.
 
   Args:
     model_fn: As in `build_fed_avg`.
     num_clients: The number of all clients, those of any round and those that are never sampled.
     regularization_strength: `a`, a positive float.
-    model_aggregator: As in `build_fed_avg`. Beside it, the server learns only how many updates
-      were finite, so what this makes private stays so.
-    **fed_avg_arguments: The other arguments of `build_fed_avg`, but not `server_optimizer_fn` and
-      `client_weighting`.
-
-  Returns:
-    A `StatefulProcess`; in its state, `control` is `h`.
+    **fed_avg_arguments: Those of `build_fed_avg`, but `server_optimizer_fn` and `client_weighting`.
 
   Raises:
     ValueError: If a number is out of range.
@@ -69,21 +55,18 @@ def build_fed_dyn(
   if not 0.0 < a < math.inf:
     raise ValueError(f'`regularization_strength` must be a positive number, found {a!r}.')
   structures.check_positive_integer('num_clients', num_clients)
-  uniform = tff.learning.ClientWeighting.UNIFORM
-  client_side = client_work.build_client_side(
-    model_fn, client_weighting=uniform, **fed_avg_arguments
-  )
-  h_type = client_side.weights_type.trainable
+  parts = fed_avg.build_parts(model_fn, **fed_avg_arguments)
+  train_fn = parts.client_side.train_fn
 
   def client_fn(hparams, weights, h, h_i, dataset):
     del h  # Only the server needs it.
 
-    def correct(gradient, client_weights, server_weights, h_i):
-      leaves = zip(gradient, h_i, client_weights, server_weights)
-      return [None if g is None else g - s + a * (y - x) for g, s, y, x in leaves]
+    def correct(gradient, weights, server_weights, h_i):
+      leaves = zip(gradient, h_i, weights, server_weights)
+      return [None if g is None else g - h + a * (y - x) for g, h, y, x in leaves]
 
-    result = client_side.train_fn(hparams, weights, dataset, correct, [tf.nest.flatten(h_i)])
-    h_i = tf.nest.map_structure(lambda s, d: s + a * d, h_i, result.update)
+    result = train_fn(hparams, weights, dataset, correct, [tf.nest.flatten(h_i)])
+    h_i = tf.nest.map_structure(lambda h, d: h + a * d, h_i, result.update)
     return result, h_i, result.update_weight  # Which is 1 if the update is finite, and 0 if not.
 
   def server_fn(h, mean_update, num_finite):
@@ -93,11 +76,4 @@ def build_fed_dyn(
     h = tf.nest.map_structure(next_h, h, mean_update)
     return h, tf.nest.map_structure(lambda h, d: d + h / a, h, mean_update)
 
-  return stateful.compose_stateful(
-    client_side,
-    server_step.create_aggregator(model_aggregator, h_type, uniform),
-    server_step.build_finalizer(None, client_side.weights_type, h_type),
-    shared_type=h_type,
-    client_fn=client_fn,
-    server_fn=server_fn,
-  )
+  return stateful.compose_stateful(*parts, client_fn=client_fn, server_fn=server_fn)

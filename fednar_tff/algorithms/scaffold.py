@@ -10,22 +10,12 @@ SCAFFOLD: Stochastic Controlled Averaging for Federated Learning
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import (
-  arguments,
-  client_data,
-  client_work,
-  fed_avg,
-  local_training,
-  server_step,
-  stateful,
-  structures,
-)
+from fednar_tff.algorithms import arguments, client_data, fed_avg, local_training, stateful
+from fednar_tff.algorithms.structures import check_positive_integer
 
 _LEARNING_RATE_KEY = tff.learning.optimizers.LEARNING_RATE_KEY
-# Their names from before other algorithms had clients with states, too.
+# Its name from before other algorithms had clients with states, too.
 ScaffoldProcess = stateful.StatefulProcess
-ScaffoldState = stateful.StatefulState
-ScaffoldOutput = stateful.StatefulOutput
 
 
 @arguments.with_arguments_of(fed_avg.build_fed_avg)
@@ -33,22 +23,19 @@ def build_scaffold(
   model_fn: local_training.ModelFn,
   *,
   num_clients: int,
-  server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
-  client_weighting: client_data.ClientWeighting = tff.learning.ClientWeighting.UNIFORM,
-  model_aggregator: server_step.ModelAggregator | None = None,
   control_aggregator: tff.aggregators.UnweightedAggregationFactory | None = None,
   total_examples: int | None = None,
-  **fed_avg_arguments: 'arguments.Unpack[arguments.ClientArguments]',
+  **fed_avg_arguments: 'arguments.Unpack[arguments.FedAvgArguments]',
 ) -> stateful.StatefulProcess:
   """Returns SCAFFOLD: FedAvg whose clients step along `g + c - c_i`.
 
-  With server weights `x`, control variates `c` of the server and `c_i` of the clients (0 at first),
-  learning rate `l` of the round, a client's weights `y_i` after its `K_i` local steps, and `N`
-  (`num_clients`), a round adds to FedAvg
+  The server has a control variate `c` and each of the `N` (`num_clients`) clients one, `c_i`; all
+  are 0 at first. A client of the round takes `K_i` steps with learning rate `l`, from the server's
+  weights `x` to `y_i`, so its update is `D_i = x - y_i`. A round adds to FedAvg
 
   ```
-  g <- g + c - c_i                         in each local step, inside the norm that is clipped
-  c_i' = c_i - c + (x - y_i) / (K_i l)     for the clients of the round
+  g <- g + c - c_i                     in each local step, inside the norm that is clipped
+  c_i' = c_i - c + D_i / (K_i l)       for the clients of the round
   c <- c + sum_i (c_i' - c_i) / N
   ```
 
@@ -62,9 +49,6 @@ def build_scaffold(
   Args:
     model_fn: As in `build_fed_avg`.
     num_clients: The number of all clients, those of any round and those that are never sampled.
-    server_optimizer_fn: As in `build_fed_avg`.
-    client_weighting: As in `build_fed_avg`.
-    model_aggregator: As in `build_fed_avg`.
     control_aggregator: A factory that sums `c_i' - c_i`; None means a plain sum. These tell as much
       as the updates: where those are aggregated privately or securely, pass a factory that does the
       same here.
@@ -80,55 +64,42 @@ def build_scaffold(
     ValueError: If a number is not positive, `total_examples` is given without `DATA_SIZE`, or the
       client optimizer has no hparam `learning_rate`.
   """
-  structures.check_positive_integer('num_clients', num_clients)
+  check_positive_integer('num_clients', num_clients)
   if total_examples is not None:
-    structures.check_positive_integer('total_examples', total_examples)
-    if client_weighting is not client_data.DATA_SIZE:
+    check_positive_integer('total_examples', total_examples)
+    weighting = fed_avg_arguments.get('client_weighting')
+    if weighting is not client_data.DATA_SIZE:
       raise ValueError(
         '`client_weighting` must be `algorithms.DATA_SIZE` if `total_examples` is given, '
-        f'found {client_weighting!r}.'
+        f'found {weighting!r}.'
       )
-  if control_aggregator is not None and not isinstance(
-    control_aggregator, tff.aggregators.UnweightedAggregationFactory
-  ):
+  if not isinstance(control_aggregator, (type(None), tff.aggregators.UnweightedAggregationFactory)):
     raise TypeError(
       '`control_aggregator` must be an unweighted factory of `tff.aggregators`, '
       f'found {control_aggregator!r}.'
     )
-  client_side = client_work.build_client_side(
-    model_fn, client_weighting=client_weighting, **fed_avg_arguments
-  )
+  parts = fed_avg.build_parts(model_fn, **fed_avg_arguments)
+  client_side = parts.client_side
   hparams = tff.structure.name_list(client_side.schedule.get_hparams.type_signature.result)
   if _LEARNING_RATE_KEY not in hparams:
     raise ValueError(
       f'`client_optimizer_fn` must have the hparam `{_LEARNING_RATE_KEY}`, found {hparams}.'
     )
-  weights_type = client_side.weights_type
-  aggregator = server_step.create_aggregator(
-    model_aggregator, weights_type.trainable, client_weighting
-  )
-  finalizer = server_step.build_finalizer(
-    server_optimizer_fn, weights_type, aggregator.next.type_signature.result.result.member
-  )
 
-  def client_fn(hparams, weights, c, c_i, dataset):
-    drift = [a - b for a, b in zip(*map(tf.nest.flatten, (c, c_i)))]
+  def client_fn(hparams, x, c, c_i, dataset):
+    drift = tf.nest.map_structure(tf.subtract, c, c_i)
 
-    def subtract_drift(gradient, weights, server_weights, drift):
-      del weights, server_weights
+    def add_drift(gradient, y, x, drift):
+      del y, x
       return [None if g is None else g + d for g, d in zip(gradient, drift)]
 
-    result = client_side.train_fn(hparams, weights, dataset, subtract_drift, [drift])
-    distance = tf.cast(result.num_steps, tf.float32) * tf.cast(
-      hparams[_LEARNING_RATE_KEY], tf.float32
+    result = client_side.train_fn(hparams, x, dataset, add_drift, [tf.nest.flatten(drift)])
+    k_l = tf.cast(result.num_steps, tf.float32) * tf.cast(hparams[_LEARNING_RATE_KEY], tf.float32)
+    change = tf.cond(  # c_i' - c_i
+      result.is_finite & (k_l > 0.0),
+      lambda: tf.nest.map_structure(lambda d, c: d / tf.cast(k_l, d.dtype) - c, result.update, c),
+      lambda: tf.nest.map_structure(tf.zeros_like, c),
     )
-    update, server_control = map(tf.nest.flatten, (result.update, c))
-    change = tf.cond(
-      result.is_finite & (distance > 0.0),
-      lambda: [u / tf.cast(distance, u.dtype) - x for u, x in zip(update, server_control)],
-      lambda: [tf.zeros_like(x) for x in server_control],
-    )
-    change = tf.nest.pack_sequence_as(c_i, change)
     c_i = tf.nest.map_structure(tf.add, c_i, change)
     if total_examples is not None:
       change = tf.nest.map_structure(lambda d: d * tf.cast(result.update_weight, d.dtype), change)
@@ -136,15 +107,9 @@ def build_scaffold(
 
   def server_fn(c, mean_update, sum_of_changes):
     total = num_clients if total_examples is None else total_examples
-    c = tf.nest.map_structure(lambda x, d: x + d / tf.cast(total, d.dtype), c, sum_of_changes)
+    c = tf.nest.map_structure(lambda c, d: c + d / tf.cast(total, d.dtype), c, sum_of_changes)
     return c, mean_update
 
   return stateful.compose_stateful(
-    client_side,
-    aggregator,
-    finalizer,
-    shared_type=weights_type.trainable,
-    client_fn=client_fn,
-    server_fn=server_fn,
-    message_aggregator=control_aggregator,
+    *parts, client_fn=client_fn, server_fn=server_fn, message_aggregator=control_aggregator
   )

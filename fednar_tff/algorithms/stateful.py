@@ -133,9 +133,9 @@ def compose_stateful(
   aggregator: tff.templates.AggregationProcess,
   finalizer: tff.learning.templates.FinalizerProcess,
   *,
-  shared_type: tff.Type,
   client_fn: ClientFn,
   server_fn: ServerFn,
+  shared_type: tff.Type | None = None,
   client_state_type: tff.Type | None = None,
   message_aggregator: tff.aggregators.UnweightedAggregationFactory | None = None,
 ) -> StatefulProcess:
@@ -156,13 +156,14 @@ def compose_stateful(
     client_side: The clients' part of the algorithm, of `build_client_side`.
     aggregator: Makes one update of all updates, of `create_aggregator`.
     finalizer: The server's optimizer, of `build_finalizer`.
-    shared_type: The type of what the server shares with all clients.
     client_fn: `client_fn(hparams, weights, shared, client_state, dataset)` returns
       `(result, client_state, message)`. `result` is what `client_side.train_fn` returns. `message`
       is a structure of tensors; the server gets its sum over the clients.
     server_fn: `server_fn(shared, mean_update, message_sum)` returns `(shared, step)`. The mean of
       no finite update is NaN; a step that is not finite is not taken.
-    client_state_type: The type of a client's state; None if it is `shared_type`.
+    shared_type: The type of what the server shares with all clients; None if it is that of the
+      trainable weights.
+    client_state_type: The type of a client's state; None if it is the same.
     message_aggregator: A factory that sums the messages; None means a plain sum.
 
   Raises:
@@ -171,6 +172,8 @@ def compose_stateful(
   schedule, weights_type = client_side.schedule, client_side.weights_type
   hparams_type = schedule.get_hparams.type_signature.result
   update_type = aggregator.next.type_signature.result.result.member
+  if shared_type is None:
+    shared_type = weights_type.trainable
   if client_state_type is None:
     client_state_type = shared_type
   if message_aggregator is None:

@@ -21,17 +21,15 @@ def build_clipped_sgd(
 ) -> tff.learning.optimizers.Optimizer:
   """Returns the paper's baseline: clipped gradient descent, and weight decay apart from it.
 
-  With weights `x`, gradient `g`, learning rate `l`, weight decay `wd` and bound `A` (`max_norm`), a
-  step is
+  In the symbols of `build_nar`, a step is
 
   ```
   s = min(1, A / ||g||)
   x <- (1 - l wd) x - l s g
   ```
 
-  The norm is over all leaves together, and the decay is not in it. When nothing is clipped the step
-  is, to the bit, that of `build_nar`, which documents the other conventions: they are the same
-  here.
+  so that the decay is outside of the norm, and not clipped. When nothing is clipped, the step is
+  that of `build_nar`, to the bit. All other conventions of `build_nar` hold here, too.
 
   Args:
     learning_rate: As in `build_nar`.

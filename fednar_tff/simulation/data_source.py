@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from fednar_tff import algorithms
+from fednar_tff import algorithms, signatures
 from fednar_tff.simulation import seeds as seeds_lib
 from fednar_tff.tasks import Task
 
@@ -26,23 +26,19 @@ class ClientBatches:
     task: Task,
     process: Any,
     *,
-    batch_size: int,
-    local_steps: int | None,
-    local_epochs: int | None,
     seeds: seeds_lib.Seeds,
     packed: bool | None = None,
     share_data: bool | None = None,
+    batch_size: int,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
   ):
     """Takes the arguments of `run`."""
     self._task = task
     self._seeds = seeds
-    arguments = {
-      'batch_size': batch_size,
-      'local_steps': local_steps,
-      'local_epochs': local_epochs,
-      'seed': seeds.batches,
-    }
-    task.check_batches(batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
+    size: Any = dict(batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
+    task.check_batches(**size)
+    arguments = {**size, 'seed': seeds.batches}
     self.packed = find_packed(process, packed)
     # What the batches are, but for which clients they are of.
     self.description = {
@@ -206,17 +202,15 @@ class _Iterator(tff.program.FederatedDataSourceIterator):
     return selected
 
 
+@signatures.with_arguments_of(ClientBatches, without=('seeds', 'packed'))
 def build_data_source(
   task: Task,
   process: Any,
   *,
-  batch_size: int,
-  local_steps: int | None = None,
-  local_epochs: int | None = None,
   seed: int | seeds_lib.Seeds = 0,
   sampling_seed: int | None = None,
   batch_seed: int | None = None,
-  share_data: bool | None = None,
+  **client_arguments: Any,
 ) -> TaskDataSource:
   """Returns a task's clients for TFF's own drivers: those of `run`, with the same batches.
 
@@ -229,25 +223,16 @@ def build_data_source(
     task: As in `run`.
     process: As in `run`, or what `keep_client_states` makes of it, which takes the clients' ids,
       too.
-    batch_size: As in `run`.
-    local_steps: As in `run`.
-    local_epochs: As in `run`.
     seed: As in `run`.
     sampling_seed: As in `run`.
     batch_seed: As in `run`.
-    share_data: As in `run`.
+    **client_arguments: `batch_size`, `local_steps` or `local_epochs`, and `share_data`, as in
+      `run`.
 
   Raises:
     ValueError: If a number is out of range; when a saved program is loaded, if it has other data.
   """
-  clients = ClientBatches(
-    task,
-    process,
-    batch_size=batch_size,
-    local_steps=local_steps,
-    local_epochs=local_epochs,
-    seeds=seeds_lib.derive_seeds(seed, sampling=sampling_seed, batches=batch_seed),
-    share_data=share_data,
-  )
+  seeds = seeds_lib.derive_seeds(seed, sampling=sampling_seed, batches=batch_seed)
+  clients = ClientBatches(task, process, seeds=seeds, **client_arguments)
   *_, data_type = process.next.type_signature.parameter
   return TaskDataSource(clients, data_type, with_ids=getattr(process, 'takes_client_ids', False))

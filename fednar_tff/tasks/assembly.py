@@ -2,6 +2,7 @@
 """What the built-in tasks share: choosing a partition, a network and their seeds by name."""
 
 import collections
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,23 @@ import tensorflow as tf
 
 from fednar_tff.tasks import models, step_seeds, task, task_builder
 from fednar_tff.tasks import partition as partition_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommonArguments:
+  """The arguments of `create_task` that every built-in task takes and none looks at.
+
+  Attributes:
+    seed: The seed of the task.
+    model_seed: The seed of the initial weights.
+    train_client_spec: Epochs and batches of `datasets.train_preprocess_fn`.
+    precision: The type in which the model multiplies.
+  """
+
+  seed: int = 0
+  model_seed: int = 0
+  train_client_spec: Any = None
+  precision: str = 'float32'
 
 
 def choose(kind: str, name: str, choices: dict[str, Any]) -> Any:
@@ -54,20 +72,27 @@ def check_dropout(dropout: float) -> None:
 
 def assemble(
   name: str,
+  common: CommonArguments,
   *,
   train: collections.OrderedDict,
   test: collections.OrderedDict,
   partition: partition_lib.Partition,
   network: Any,
-  seed: int,
-  model_seed: int,
-  train_client_spec: Any,
-  precision: str,
   needs_seed: bool = False,
-  raw_input: task.RawInput | None = None,
-  keras_model_fn: Any = None,
+  **outside_of_training: Any,
 ) -> task.Task:
-  """Builds a task whose input spec follows from its arrays."""
+  """Builds a task whose input spec follows from its arrays.
+
+  Args:
+    name: The task's name.
+    common: The arguments of all tasks.
+    train: The training examples.
+    test: The test examples.
+    partition: How the training examples are divided.
+    network: The model, see `build_model_fns`.
+    needs_seed: Whether the model takes a seed in each step.
+    **outside_of_training: `raw_input` and `keras_model_fn`, as in `build_task`.
+  """
 
   def spec_of(leaf):
     return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
@@ -75,7 +100,9 @@ def assemble(
   input_spec = tf.nest.map_structure(spec_of, train)
   if needs_seed:
     input_spec['x'][step_seeds.SEED_KEY] = tf.TensorSpec([2], tf.int32)
-  model_fn, functional_model_fn = models.build_model_fns(network, input_spec, model_seed, precision)
+  model_fn, functional_model_fn = models.build_model_fns(
+    network, input_spec, common.model_seed, common.precision
+  )
   return task_builder.build_task(
     name,
     train=train,
@@ -83,9 +110,8 @@ def assemble(
     partition=partition,
     model_fn=model_fn,
     functional_model_fn=functional_model_fn,
-    raw_input=raw_input,
-    keras_model_fn=keras_model_fn,
-    train_client_spec=train_client_spec,
-    seed=seed,
-    precision=precision,
+    train_client_spec=common.train_client_spec,
+    seed=common.seed,
+    precision=common.precision,
+    **outside_of_training,
   )

@@ -1,19 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client's batches of one round, as a function of (seed, round, client id) alone.
 
-The order of the examples and the seeds of dropout and augmentation come from raw Philox streams
-keyed by a hash, so they are the same in any process, on any number of threads, and in any version
-of NumPy (only the raw bit stream is promised to stay).
+The order of the examples and the seeds of dropout and augmentation come from Philox streams, keyed
+by a hash. So they are the same in any process and on any number of threads. They are the same in
+any version of NumPy, too: the raw bits of a stream are all that NumPy promises to keep.
 """
 
 import hashlib
 import json
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
+
+if TYPE_CHECKING:
+  from typing_extensions import Unpack as Unpack
 
 # Of one client's round: 128 MB of row numbers, and five times that for a moment while they are
 # made.
 _MAX_POSITIONS = 2**25
+
+
+class _BatchSize(TypedDict):
+  batch_size: int
+
+
+class RoundSize(_BatchSize, total=False):
+  """The arguments that say how large a client's round is; `check_size` tells what they mean."""
+
+  local_steps: int | None
+  local_epochs: int | None
+
+
+class RoundArguments(RoundSize):
+  """These, and the run's seed for batches."""
+
+  seed: int
 
 
 def check_size(
@@ -70,13 +91,7 @@ def check_size(
   return local_epochs, local_steps
 
 
-def count_examples(
-  num_examples: int,
-  *,
-  batch_size: int,
-  local_steps: int | None = None,
-  local_epochs: int | None = None,
-) -> int:
+def count_examples(num_examples: int, **size: 'Unpack[RoundSize]') -> int:
   """Returns how many examples, with repetitions, the batches of `make_index` have.
 
   >>> count_examples(5, batch_size=2, local_steps=4)  # 2 + 2 + 1, and 2 of the next epoch.
@@ -84,14 +99,10 @@ def count_examples(
 
   Args:
     num_examples: How many examples the client holds.
-    batch_size: Examples per batch.
-    local_steps: The number of batches; this or `local_epochs`.
-    local_epochs: The number of epochs; this or `local_steps`.
+    **size: The other arguments of `check_size`.
   """
-  _, steps = check_size(
-    num_examples, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-  )
-  columns = min(batch_size, num_examples)
+  _, steps = check_size(num_examples, **size)
+  columns = min(size['batch_size'], num_examples)
   epochs, rest = divmod(steps, -(-num_examples // columns))
   return epochs * num_examples + rest * columns
 
@@ -101,10 +112,8 @@ def make_index(
   client_id: str,
   round_num: int,
   *,
-  batch_size: int,
-  local_steps: int | None = None,
-  local_epochs: int | None = None,
   seed: int,
+  **size: 'Unpack[RoundSize]',
 ) -> np.ndarray:
   """Makes the batches of a round, as positions among the client's own examples.
 
@@ -113,12 +122,10 @@ def make_index(
 
   Args:
     num_examples: How many examples the client holds.
-    client_id: As in `Task.packed_client`, and so are all that follow.
+    client_id: The client's name.
     round_num: The round, from 0.
-    batch_size: Examples per batch.
-    local_steps: How many batches, or None.
-    local_epochs: How many epochs, or None.
     seed: The run's seed for batches.
+    **size: The other arguments of `check_size`.
 
   Returns:
     An int32 array `[steps, batch_size]`, or narrower if the client has fewer examples; -1 fills up
@@ -127,10 +134,8 @@ def make_index(
   Raises:
     ValueError: See `check_size`.
   """
-  local_epochs, local_steps = check_size(
-    num_examples, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-  )
-  columns = min(batch_size, num_examples)
+  local_epochs, local_steps = check_size(num_examples, **size)
+  columns = min(size['batch_size'], num_examples)
   steps_per_epoch = -(-num_examples // columns)
   keys = _stream('order', seed, round_num, client_id).random_raw((local_epochs, num_examples))
   index = np.full((local_epochs, steps_per_epoch * columns), -1, np.int32)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from fednar_tff import signatures
 from fednar_tff.tasks import assembly, keras_models, models, sources, step_seeds, task
 from fednar_tff.tasks import partition as partition_lib
 
@@ -25,78 +26,69 @@ STATISTICS = {
 }
 
 
-def build_cifar10(
+@signatures.with_arguments_of(assembly.CommonArguments)
+def _build(
+  name,
+  num_classes,
+  load,
+  divide,
   *,
   model='resnet18',
-  seed=0,
+  augmentation='per_image',
+  padding='mean',
+  pooling=None,
+  **arguments,
+):
+  """Builds a task of what `load` returns, divided as `divide` does, after a look at the rest."""
+  network = _build_network(name, model, num_classes, augmentation, padding, pooling)
+  common = assembly.CommonArguments(**arguments)
+  data = load()
+  return assembly.assemble(
+    name,
+    common,
+    train=_examples(data['train']),
+    test=_examples(data['test']),
+    partition=divide(data['train']),
+    network=network,
+    needs_seed=True,
+    **_outside_of_training(name, model, pooling, common.precision),
+  )
+
+
+@signatures.with_arguments_of(_build)
+def build_cifar10(
+  *,
   data_dir=None,
   num_clients=100,
   alpha=None,
   partition='dirichlet',
   partition_seed=0,
-  model_seed=0,
-  train_client_spec=None,
-  precision='float32',
-  augmentation='per_image',
-  padding='mean',
-  pooling=None,
+  **arguments,
 ):
   """Builds the CIFAR-10 task; alpha is 0.3 by default."""
-  network = _build_network('cifar10', model, 10, augmentation, padding, pooling)
-  data = sources.load_cifar10(data_dir)
-  return assembly.assemble(
-    'cifar10',
-    train=_examples(data['train']),
-    test=_examples(data['test']),
-    partition=assembly.make_partition(
+
+  def divide(train):
+    return assembly.make_partition(
       partition,
-      data['train']['label'].numpy(),
+      train['label'].numpy(),
       num_clients,
       alpha,
       default_alpha=0.3,
       seed=partition_seed,
-    ),
-    network=network,
-    seed=seed,
-    model_seed=model_seed,
-    train_client_spec=train_client_spec,
-    precision=precision,
-    needs_seed=True,
-    **_outside_of_training('cifar10', model, pooling, precision),
-  )
+    )
+
+  return _build('cifar10', 10, lambda: sources.load_cifar10(data_dir), divide, **arguments)
 
 
-def build_cifar100(
-  *,
-  model='resnet18',
-  seed=0,
-  data_dir=None,
-  model_seed=0,
-  train_client_spec=None,
-  precision='float32',
-  augmentation='per_image',
-  padding='mean',
-  pooling=None,
-):
+@signatures.with_arguments_of(_build)
+def build_cifar100(*, data_dir=None, **arguments):
   """Builds the CIFAR-100 task with TFF's own 500 clients."""
-  network = _build_network('cifar100', model, 100, augmentation, padding, pooling)
-  data = sources.load_cifar100(data_dir)
-  train = data['train']
-  return assembly.assemble(
-    'cifar100',
-    train=_examples(train),
-    test=_examples(data['test']),
-    partition=partition_lib.build_natural(
-      train['label'], [client_id.decode() for client_id in train['client_id']]
-    ),
-    network=network,
-    seed=seed,
-    model_seed=model_seed,
-    train_client_spec=train_client_spec,
-    precision=precision,
-    needs_seed=True,
-    **_outside_of_training('cifar100', model, pooling, precision),
-  )
+
+  def divide(train):
+    owners = [client_id.decode() for client_id in train['client_id']]
+    return partition_lib.build_natural(train['label'], owners)
+
+  return _build('cifar100', 100, lambda: sources.load_cifar100(data_dir), divide, **arguments)
 
 
 def _examples(split):

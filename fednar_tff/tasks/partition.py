@@ -158,15 +158,12 @@ def build_iid(labels: Sequence[int] | np.ndarray, num_clients: int, *, seed: int
   """Builds a uniformly random split into equal numbers of examples.
 
   Args:
-    labels: The class of each example, integers from 0.
-    num_clients: The number of clients.
-    seed: The seed of this split.
-
-  Returns:
-    A `Partition`.
+    labels: As in `build_dirichlet`.
+    num_clients: As in `build_dirichlet`.
+    seed: As in `build_dirichlet`.
 
   Raises:
-    ValueError: If there are more clients than examples, or an argument is out of range.
+    ValueError: As from `build_dirichlet`.
   """
   labels, _ = _checked_labels(labels, num_clients)
   order = _generator('iid', seed).permutation(len(labels))

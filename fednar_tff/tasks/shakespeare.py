@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fednar_tff import signatures
 from fednar_tff.tasks import assembly, keras_models, models, sources, task
 from fednar_tff.tasks import partition as partition_lib
 
@@ -24,16 +25,13 @@ _CODES = np.full(256, UNKNOWN, np.uint8)
 _CODES[np.frombuffer(VOCABULARY.encode(), np.uint8)] = np.arange(UNKNOWN)
 
 
+@signatures.with_arguments_of(assembly.CommonArguments)
 def build_shakespeare(
   *,
   model='transformer',
-  seed=0,
   data_dir=None,
   num_clients=100,
   partition_seed=0,
-  model_seed=0,
-  train_client_spec=None,
-  precision='float32',
   crop_windows=True,
   text='tff',
   dropout=0.1,
@@ -41,6 +39,7 @@ def build_shakespeare(
   initialization='released',
   identical_layers=False,
   prediction='last',
+  **arguments,
 ):
   """Builds the Shakespeare task.
 
@@ -52,6 +51,7 @@ def build_shakespeare(
   not the character after it but those after each of its positions; see `build_transformer` for this
   and the other switches of the model.
   """
+  common = assembly.CommonArguments(**arguments)
   builder = assembly.choose(
     'model of task shakespeare', model, {'transformer': models.build_transformer}
   )
@@ -91,14 +91,11 @@ def build_shakespeare(
     )
   return assembly.assemble(
     'shakespeare',
+    common,
     train=examples['train'],
     test=examples['test'],
     partition=partition_lib.build_natural(labels, owners.tolist()),
     network=network,
-    seed=seed,
-    model_seed=model_seed,
-    train_client_spec=train_client_spec,
-    precision=precision,
     needs_seed=True,
     raw_input=task.RawInput(
       tf.TensorSpec([None], tf.string),
@@ -107,7 +104,7 @@ def build_shakespeare(
       ),
     ),
     keras_model_fn=keras_models.of_codes(
-      WINDOW, VOCABULARY_SIZE, causal=prediction == 'every', precision=precision
+      WINDOW, VOCABULARY_SIZE, causal=prediction == 'every', precision=common.precision
     ),
   )
 

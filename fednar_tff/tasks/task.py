@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff import resident
+from fednar_tff import resident, signatures
 from fednar_tff.tasks import batches, client_datasets, resident_data, step_seeds
 from fednar_tff.tasks import partition as partition_lib
 
@@ -77,22 +77,14 @@ class Task(tff.simulation.baselines.BaselineTask):
     }.items():
       object.__setattr__(self, name, value)
 
-  def check_batches(
-    self, *, batch_size: int, local_steps: int | None = None, local_epochs: int | None = None
-  ) -> None:
+  @signatures.with_arguments_of(batches.check_size)
+  def check_batches(self, **size: 'batches.Unpack[batches.RoundSize]') -> None:
     """Raises a `ValueError` if `packed_client` would not make such batches for some client.
 
     Args:
-      batch_size: Examples per batch.
-      local_steps: The number of batches; this or `local_epochs`.
-      local_epochs: The number of epochs; this or `local_steps`.
+      **size: `batch_size`, and `local_steps` or `local_epochs`, as in `packed_client`.
     """
-    batches.check_size(
-      max(map(len, self.partition.rows)),
-      batch_size=batch_size,
-      local_steps=local_steps,
-      local_epochs=local_epochs,
-    )
+    batches.check_size(max(map(len, self.partition.rows)), **size)
 
   def packed_client(
     self,
@@ -128,7 +120,14 @@ class Task(tff.simulation.baselines.BaselineTask):
     Raises:
       ValueError: If the client is unknown or a number is out of range.
     """
-    rows, index = self._round(client_id, round_num, batch_size, local_steps, local_epochs, seed)
+    rows, index = self._round(
+      client_id,
+      round_num,
+      batch_size=batch_size,
+      local_steps=local_steps,
+      local_epochs=local_epochs,
+      seed=seed,
+    )
     if own_rows_only:
       data = self._gather(rows)
     else:
@@ -141,34 +140,25 @@ class Task(tff.simulation.baselines.BaselineTask):
     shared = () if own_rows_only else tf.nest.flatten(self._arrays)
     return resident.remember(self._element_makers[with_size](element), element, shared)
 
+  @signatures.with_arguments_of(packed_client, without=('own_rows_only', 'with_size'))
   def client_batches(
-    self,
-    client_id: str,
-    round_num: int,
-    *,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    seed: int,
+    self, client_id: str, round_num: int, **arguments: 'batches.Unpack[batches.RoundArguments]'
   ) -> tf.data.Dataset:
     """Returns the same batches as `packed_client`, in the same order, as an ordinary dataset.
 
     Args:
       client_id: The client's name.
       round_num: The round, from 0.
-      batch_size: Examples per batch; the last batch of an epoch may be short.
-      local_steps: The number of batches; this or `local_epochs`.
-      local_epochs: The number of epochs; this or `local_steps`.
-      seed: The run's seed for batches.
+      **arguments: Those of `packed_client` that say what the batches are.
 
     Returns:
-      A dataset of batches of the model's `input_spec`.
+      A dataset of batches of the model's `input_spec`; the last batch of an epoch may be short.
 
     Raises:
-      ValueError: If the client is unknown or a number is out of range.
+      ValueError: As from `packed_client`.
     """
-    rows, index = self._round(client_id, round_num, batch_size, local_steps, local_epochs, seed)
-    seeds = self._step_seeds(index, client_id, round_num, seed)
+    rows, index = self._round(client_id, round_num, **arguments)
+    seeds = self._step_seeds(index, client_id, round_num, arguments['seed'])
     return self._batch_maker(self._gather(rows), index, seeds)
 
   def with_partition(self, partition: partition_lib.Partition) -> 'Task':
@@ -222,28 +212,17 @@ class Task(tff.simulation.baselines.BaselineTask):
     )
     return attrs.evolve(task, datasets=datasets)  # type: ignore[call-arg]
 
+  @signatures.with_arguments_of(batches.check_size)
   def examples_per_round(
-    self,
-    clients_per_round: int,
-    *,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
+    self, clients_per_round: int, **size: 'batches.Unpack[batches.RoundSize]'
   ) -> float:
     """Returns how many examples the clients of a round process together, on average.
 
     Args:
       clients_per_round: How many clients take part.
-      batch_size: Examples per batch.
-      local_steps: The number of batches; this or `local_epochs`.
-      local_epochs: The number of epochs; this or `local_steps`.
+      **size: `batch_size`, and `local_steps` or `local_epochs`, as in `packed_client`.
     """
-    counts = [
-      batches.count_examples(
-        len(rows), batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-      )
-      for rows in self.partition.rows
-    ]
+    counts = [batches.count_examples(len(rows), **size) for rows in self.partition.rows]
     return clients_per_round * float(np.mean(counts))
 
   def evaluation_batches(self, rows: np.ndarray, batch_size: int = 500) -> tf.data.Dataset:
@@ -269,7 +248,7 @@ class Task(tff.simulation.baselines.BaselineTask):
       x = collections.OrderedDict(x, **{step_seeds.SEED_KEY: tf.constant(step_seeds.NO_SEED)})
     return model.predict_on_batch(x, training=False)
 
-  def _round(self, client_id, round_num, batch_size, local_steps, local_epochs, seed):
+  def _round(self, client_id, round_num, **arguments):
     """Returns the client's rows and the batches as positions among them."""
     if client_id not in self._position:
       raise ValueError(
@@ -278,16 +257,7 @@ class Task(tff.simulation.baselines.BaselineTask):
         f'found {client_id!r}.'
       )
     rows = self.partition.rows[self._position[client_id]]
-    index = batches.make_index(
-      len(rows),
-      client_id,
-      round_num,
-      batch_size=batch_size,
-      local_steps=local_steps,
-      local_epochs=local_epochs,
-      seed=seed,
-    )
-    return rows, index
+    return rows, batches.make_index(len(rows), client_id, round_num, **arguments)
 
   def _step_seeds(self, index, client_id, round_num, seed):
     return batches.make_step_seeds(len(index), client_id, round_num, seed=seed)

@@ -69,9 +69,14 @@ def test_dp_aggregator_adds_noise(problem, mean_weights):
 SECURE_SUM = tff.aggregators.SecureSumFactory(upper_bound_threshold=100.0)
 SECURE_MEAN = tff.aggregators.MeanFactory(SECURE_SUM, SECURE_SUM)
 SECURE_ARGUMENTS = {
-  'fed_avg': {},
-  'fed_exp': {'squared_norm_aggregator': SECURE_MEAN},
-  'scaffold': {'num_clients': 4, 'control_aggregator': SECURE_SUM},
+  # What TFF recommends clips and zeroes, too, and takes three times as long; once is enough.
+  'fed_avg': {'model_aggregator': tff.learning.secure_aggregator()},
+  'fed_exp': {'model_aggregator': SECURE_MEAN, 'squared_norm_aggregator': SECURE_MEAN},
+  'scaffold': {
+    'num_clients': 4,
+    'model_aggregator': SECURE_MEAN,
+    'control_aggregator': SECURE_SUM,
+  },
 }
 
 
@@ -82,7 +87,6 @@ def test_secure_aggregation_runs_and_leaves_nothing_in_the_clear(problem, mean_w
     name,
     # TFF 0.87 cannot sum the metrics of a functional model securely.
     model=problem.variable_model,
-    model_aggregator=tff.learning.secure_aggregator(),
     metrics_aggregator=tff.learning.metrics.secure_sum_then_finalize,
     **SECURE_ARGUMENTS[name],
   )

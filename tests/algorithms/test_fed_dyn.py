@@ -140,35 +140,6 @@ def test_converges_to_the_joint_minimum_where_fed_avg_does_not(run_rounds):
   assert abs(fed_avg_weight - joint_minimum) > 0.1
 
 
-def test_clients_that_are_not_finite_change_nothing(problem):
-  process = fed_dyn.build_fed_dyn(
-    problem.functional_model(),
-    num_clients=3,
-    regularization_strength=STRENGTH,
-    client_optimizer_fn=optimizers.build_nar(0.4, 0.3, 0.6),
-  )
-  state, (h_0,), _ = process.next(
-    process.initialize(), [process.initial_client_state()], problem.datasets([0])
-  )
-  # Alone, such a client leaves all as it was.
-  after, (bad,), _ = process.next(state, [h_0], [problem.bad_client()])
-  for a, b in zip(
-    (*after.global_model_weights.trainable, *after.control, *bad),
-    (*state.global_model_weights.trainable, *state.control, *h_0),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(a, b)
-  # Beside another one, it is as if it were not there.
-  alone, _, _ = process.next(state, [h_0], problem.datasets([1]))
-  beside, _, _ = process.next(state, [h_0, h_0], [*problem.datasets([1]), problem.bad_client()])
-  for a, b in zip(
-    (*alone.global_model_weights.trainable, *alone.control),
-    (*beside.global_model_weights.trainable, *beside.control),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize('strength', [0.0, -1.0, float('inf'), float('nan')])
 def test_rejects_a_strength_out_of_range(problem, strength):
   with pytest.raises(ValueError, match='`regularization_strength` must be a positive number'):

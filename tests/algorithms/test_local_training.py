@@ -323,10 +323,11 @@ def test_client_that_is_not_finite_contributes_nothing(problem, name):
       if with_bad_client:
         data.insert(1, problem.bad_client())
       if algorithms.has_client_states(process):
-        control = [process.initial_client_state() for _ in data]
-        state, control, metrics = process.next(state, control, data)
+        before = tf.nest.map_structure(lambda c: c + 0.1, process.initial_client_state())
+        state, control, metrics = process.next(state, [before] * len(data), data)
         if with_bad_client:
-          assert not any(np.any(c) for c in leaves(control.pop(1)))
+          for a, b in zip(leaves(control.pop(1)), leaves(before), strict=True):
+            np.testing.assert_array_equal(a, b)
       else:
         state, metrics = process.next(state, data)
     return state, control, metrics
@@ -362,6 +363,7 @@ def test_variable_model_of_a_client_that_is_not_finite_contributes_nothing(probl
     ('fed_exp', None),
     ('fed_adam', None),
     ('fed_avgm', None),
+    ('fed_dyn', None),
     ('fed_avgm', tff.aggregators.UnweightedMeanFactory()),
     ('fed_exp', tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 2, 1.0)),
   ],

@@ -68,7 +68,7 @@ def _assert_all_end(pids: list[int]):
 @pytest.mark.parametrize(
   ('end', 'signum'),
   [
-    ('normally', None),
+    # At a normal end: tests/runtime/test_default_context.py.
     ('exception', None),
     ('busy', signal.SIGINT),
     ('wait', signal.SIGTERM),

@@ -185,8 +185,11 @@ def test_clients_that_weigh_as_their_data_are_handed_its_size():
     assert not np.allclose(found, np.mean(leaves, axis=0), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize('stop_after', [1, 2, 5])
-@pytest.mark.parametrize('name', ['fed_avg', 'scaffold', 'fed_adam'])
+@pytest.mark.parametrize(
+  ('name', 'stop_after'),
+  # Before, at and after a checkpoint; the most to lose has SCAFFOLD, with states of clients.
+  [('scaffold', 1), ('scaffold', 2), ('scaffold', 5), ('fed_avg', 1), ('fed_adam', 5)],
+)
 def test_a_run_that_was_dropped_resumes_to_the_same_bits(
   task, processes, uninterrupted, tmp_path, name, stop_after
 ):
@@ -516,14 +519,6 @@ def test_more_rounds_continue_a_finished_run(task, processes, uninterrupted, tmp
   run.finish()
   for x, y in zip(weights_of(run), weights_of(uninterrupted['scaffold'][0])):
     np.testing.assert_array_equal(x, y)
-
-
-def test_a_directory_that_cannot_be_written_is_named(task, processes, tmp_path):
-  (tmp_path / 'file').touch()
-  with pytest.raises(
-    simulation.RunDirectoryError, match='Cannot write to .*/file/run: Not a direc'
-  ):
-    start(task, processes['fed_avg'], tmp_path / 'file' / 'run')
 
 
 @pytest.mark.parametrize('content', ['x\n', 'round_num,loss\nlast,1.0\n'], ids=['names', 'round'])

@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from fednar_tff import algorithms, optimizers
 
 DATA = {'batch_size': 10, 'local_steps': 2, 'seed': 4}
-ROUNDS, CLIENTS = 7, 3
+ROUNDS, CLIENTS = 5, 3
 
 
 def build(task, algorithm):
