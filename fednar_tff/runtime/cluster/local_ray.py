@@ -19,7 +19,7 @@ from typing import Any
 
 from absl import logging
 
-from fednar_tff.runtime.workers import launcher
+from fednar_tff.runtime.workers import launcher, remote
 
 _SECONDS_TO_START = 180
 # What `ray start` says when it is ready.
@@ -65,7 +65,7 @@ def is_connected() -> bool:
 def _prepare_environment() -> bool:
   """Makes the Ray that is imported next a private one; returns False if it is imported already."""
   global _prepared
-  if not _prepared and 'ray' not in sys.modules and 'RAY_AUTH_MODE' not in os.environ:
+  if not _prepared and 'ray' not in sys.modules:
     os.environ.update(_ENVIRONMENT)
     os.environ['RAY_AUTH_TOKEN'] = secrets.token_hex(32)
     _prepared = True
@@ -88,7 +88,7 @@ class LocalRay:
       object_store_memory: The size of its object store in bytes; Ray's own choice if None.
 
     Raises:
-      RuntimeError: If Ray does not start; the message has its last line.
+      WorkerLostError: If Ray does not start; the message has its last line.
     """
     is_private = _prepare_environment()
     ray = import_ray()
@@ -128,7 +128,7 @@ class LocalRay:
         lines = said.split('\n')
         said = next((line.strip() for line in reversed(lines) if line.strip()), 'nothing')
         self.stop()
-        raise RuntimeError(f'Ray did not start on this machine; it said: {said}')
+        raise remote.WorkerLostError(f'Ray did not start on this machine; it said: {said}')
       time.sleep(0.1)
 
 
