@@ -36,17 +36,20 @@ except ImportError as e:
   assert len(output.splitlines()) == 1 and "pip install 'fednar_tff[cluster]'" in output
 
 
-def test_a_silent_address_is_named_within_seconds(run_python):
+def test_what_cannot_start_is_named_within_seconds(run_python):
   output = run_python(
     """
 from fednar_tff import runtime
-try:
-  runtime.set_cluster_context('127.0.0.1:9')
-except runtime.WorkerLostError as e:
-  print(e)
+for arguments in ({'address': '127.0.0.1:9'}, {'num_workers': 1000}):
+  try:
+    runtime.set_cluster_context(**arguments)
+  except (runtime.WorkerLostError, ValueError) as e:
+    print(e)
 """
   )
-  assert len(output.splitlines()) == 1 and "No Ray cluster answers at '127.0.0.1:9'" in output
+  silent, too_many = output.splitlines()
+  assert "No Ray cluster answers at '127.0.0.1:9'" in silent
+  assert '`num_workers` times `cpus_per_worker` is 1000' in too_many
 
 
 # The program prints its descendants and its workers, then ends in the way it is told.

@@ -34,6 +34,7 @@ import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 from fednar_tff import algorithms, optimizers, runtime, tasks
+from fednar_tff.runtime.cluster import context as cluster_context
 
 task = tasks.create_task('digits', model=sys.argv[2], num_clients=8)
 process = algorithms.build_fed_avg(
@@ -67,7 +68,7 @@ print('same weights', flush=True)
 
 # Trains on the other host; prints the bytes that crossed the network in a round, those that the
 # runtime says it has sent, and those that have to be: the weights once, a sum of updates for each
-# of 4 pieces, and for each client 50 batches of 20 rows with 2 seeds.
+# piece, and for each client 50 batches of 20 rows with 2 seeds.
 _COUNTING = """
 counts = []
 def count(_):
@@ -76,7 +77,8 @@ def count(_):
 context = runtime.create_cluster_context(sys.argv[1], num_workers=1)
 weights = train(context, 8, count)
 said = sum(context.describe()['bytes_in_last_round'].values())
-needed = 5 * sum(w.nbytes for w in weights) + 8 * 50 * (20 + 2) * 4
+num_pieces = len(cluster_context.cut(8, context.num_pieces))
+needed = (1 + num_pieces) * sum(w.nbytes for w in weights) + 8 * 50 * (20 + 2) * 4
 print((counts[-1] - counts[1]) // (len(counts) - 2), said, needed, flush=True)
 """
 

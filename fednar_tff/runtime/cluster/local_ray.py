@@ -24,7 +24,13 @@ from fednar_tff.runtime.workers import launcher, remote
 _SECONDS_TO_START = 180
 # What `ray start` says when it is ready.
 _STARTED = 'Ray runtime started'
-# Ray reads these when it is imported. The first keeps it on loopback, on Linux, too.
+# Ray reads these when it is imported. It would print an error if its metrics do not start in time,
+# and a paragraph for each worker that dies, which this runtime says in one line.
+_QUIET = {
+  'RAY_enable_metrics_collection': '0',
+  'RAY_DEDUP_LOGS_SKIP_REGEX': 'A worker died or was killed',
+}
+# And these, where it is started here. The first keeps it on loopback, on Linux, too.
 _ENVIRONMENT = {
   'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER': '0',
   'RAY_USAGE_STATS_ENABLED': '0',
@@ -33,12 +39,16 @@ _ENVIRONMENT = {
   'RAY_worker_niceness': '0',
 }
 _prepared = False
+# The address that this process has connected to, as it was given.
+joined: str | None = None
 # The one that runs; several contexts share it.
 _running: 'weakref.ref[LocalRay] | None' = None
 
 
 def import_ray() -> Any:
   """Imports Ray, or says which extra brings it."""
+  for name, value in _QUIET.items():
+    os.environ.setdefault(name, value)
   try:
     import ray
   except ImportError as e:
@@ -54,6 +64,8 @@ def init(ray: Any, address: str) -> None:
   with warnings.catch_warnings():
     warnings.simplefilter('ignore', FutureWarning)
     ray.init(address=address, log_to_driver=False, logging_level='error')
+  global joined
+  joined = address
 
 
 def is_connected() -> bool:
