@@ -90,8 +90,8 @@ class Team:
         pass  # There are no pieces yet.
       if time.monotonic() > deadline or any(member.is_given_up for member in self._members):
         missing = sum(member.description is None for member in self._members)
-        self.end()
         room = f'after {_SECONDS_TO_START:.0f} s, the cluster has {_resources(ray)} left.'
+        self.end()
         raise remote.WorkerLostError(
           f'{missing} of {num_workers} workers did not start: {self._failure or room}'
         )
