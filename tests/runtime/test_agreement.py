@@ -62,7 +62,7 @@ def contexts():
   native._worker.interrupt()
 
 
-@pytest.fixture(params=['in_process', 'cluster'])
+@pytest.fixture(params=['in_process', pytest.param('cluster', marks=pytest.mark.slow)])
 def context_with_secure_sums_in_the_clear(request, contexts):
   if request.param == 'cluster':
     return contexts[-1]
