@@ -40,16 +40,17 @@ def test_what_cannot_start_is_named_within_seconds(run_python):
   output = run_python(
     """
 from fednar_tff import runtime
-for arguments in ({'address': '127.0.0.1:9'}, {'num_workers': 1000}):
+for arguments in ({'address': '127.0.0.1:9'}, {'num_workers': 1000}, {'object_store_memory': 1}):
   try:
     runtime.set_cluster_context(**arguments)
   except (runtime.WorkerLostError, ValueError) as e:
     print(e)
 """
   )
-  silent, too_many = output.splitlines()
+  silent, too_many, too_small = output.splitlines()
   assert "No Ray cluster answers at '127.0.0.1:9'" in silent
   assert '`num_workers` times `cpus_per_worker` is 1000' in too_many
+  assert 'Ray did not start on this machine; it said: ' in too_small and 'minimum' in too_small
 
 
 # The program prints its descendants and its workers, then ends in the way it is told.
@@ -85,7 +86,7 @@ if end == 'busy':
 @pytest.fixture
 def folder(monkeypatch):
   """A folder for temporary files, with a short name: it is part of the names of sockets."""
-  path = pathlib.Path('/tmp') / f'fednar_test_{os.getpid()}'
+  path = pathlib.Path('/tmp') / f'fednar_{os.getpid()}'
   path.mkdir()
   monkeypatch.setenv('TMPDIR', str(path))
   yield path

@@ -42,6 +42,8 @@ def connect(
       )
     started = local_ray.LocalRay(num_cpus, object_store_memory)
     return started, local_ray.import_ray()
+  # Ray reads it when it is imported, and would try 20 times, for 36 seconds each.
+  os.environ.setdefault('RAY_NUM_REDIS_GET_RETRIES', '1')
   ray = local_ray.import_ray()
   if ray.is_initialized():
     there = ray.get_runtime_context().gcs_address
@@ -61,7 +63,7 @@ def connect(
 
 
 def _check_address(address: str) -> None:
-  """Tries the port before Ray does, which would take minutes to give up."""
+  """Tries the port before Ray does, which takes longer to give up."""
   match = re.fullmatch(r'(?:ray://)?(.+):(\d+)', address)
   if match is None:
     return

@@ -22,6 +22,8 @@ from absl import logging
 from fednar_tff.runtime.workers import launcher, remote
 
 _SECONDS_TO_START = 180
+# Ray's sockets lie below this folder, and a socket's name has at most 107 characters.
+_LONGEST_TEMPORARY_FOLDER = 20
 # What `ray start` says when it is ready.
 _STARTED = 'Ray runtime started'
 # Ray reads these when it is imported. It would print an error if its metrics do not start in time,
@@ -63,7 +65,7 @@ def init(ray: Any, address: str) -> None:
   """Connects this process to a cluster, without what Ray says to all its users."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore', FutureWarning)
-    ray.init(address=address, log_to_driver=False, logging_level='error')
+    ray.init(address=address, log_to_driver=False, logging_level='critical')
   global joined
   joined = address
 
@@ -110,7 +112,10 @@ class LocalRay:
         'token: whoever reaches its ports can run code here. Set the cluster context before '
         '`import ray` to keep it on loopback.'
       )
-    folder = pathlib.Path(tempfile.mkdtemp(prefix='fednar_ray_'))
+    parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST_TEMPORARY_FOLDER:
+      parent = '/tmp'
+    folder = pathlib.Path(tempfile.mkdtemp(prefix='fednar_ray_', dir=parent))
     port = launcher.unused_port()
     host = '127.0.0.1' if is_private else ray.util.get_node_ip_address()
     command = [
@@ -122,20 +127,20 @@ class LocalRay:
     ]
     if object_store_memory is not None:
       command.append(f'--object-store-memory={object_store_memory}')
-    self._log = folder / 'start.log'
-    with open(self._log, 'wb') as log:
+    with tempfile.TemporaryFile() as log:
       supervisor = launcher.start_supervised(
         command, stdout=log, stderr=subprocess.STDOUT, folder=folder
       )
-    self.stop = weakref.finalize(self, _stop, supervisor, folder)
-    self._wait(supervisor)
+      self.stop = weakref.finalize(self, _stop, supervisor, folder)
+      self._wait(supervisor, log)
     init(ray, f'{host}:{port}')
     global _running
     _running = weakref.ref(self)
 
-  def _wait(self, supervisor):
+  def _wait(self, supervisor, log):
     deadline = time.monotonic() + _SECONDS_TO_START
-    while _STARTED not in (said := self._log.read_text(errors='replace')):
+    # Not `read`, which would move the place that Ray writes to.
+    while _STARTED not in (said := os.pread(log.fileno(), 2**20, 0).decode(errors='replace')):
       if supervisor.poll() is not None or time.monotonic() > deadline:
         lines = said.split('\n')
         said = next((line.strip() for line in reversed(lines) if line.strip()), 'nothing')
