@@ -55,9 +55,18 @@ def contexts():
     native,
     runtime.create_in_process_context(num_threads=1),
     runtime.create_in_process_context(num_threads=3),
-    runtime.create_cluster_context(num_workers=3, object_store_memory=2 * 10**8),
+    runtime.create_cluster_context(
+      num_workers=3, object_store_memory=2 * 10**8, simulate_secure_sums_in_the_clear=True
+    ),
   )
   native._worker.interrupt()
+
+
+@pytest.fixture(params=['in_process', pytest.param('cluster', marks=pytest.mark.slow)])
+def context_with_secure_sums_in_the_clear(request, contexts):
+  if request.param == 'cluster':
+    return contexts[-1]
+  return runtime.create_in_process_context(simulate_secure_sums_in_the_clear=True)
 
 
 def _run_everywhere(contexts, program):
@@ -209,7 +218,7 @@ def test_differentially_private_aggregator(contexts, client_data):
   _run_everywhere(contexts, _train(process, client_data))
 
 
-def test_secure_aggregator_in_the_clear(client_data):
+def test_secure_aggregator_in_the_clear(client_data, context_with_secure_sums_in_the_clear):
   process = tff.learning.algorithms.build_weighted_fed_avg(
     _model_fn,
     client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.3),
@@ -220,8 +229,7 @@ def test_secure_aggregator_in_the_clear(client_data):
     client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.3),
     model_aggregator=tff.learning.robust_aggregator(),
   )
-  context = runtime.create_in_process_context(simulate_secure_sums_in_the_clear=True)
-  with tff.framework.get_context_stack().install(context):
+  with tff.framework.get_context_stack().install(context_with_secure_sums_in_the_clear):
     secure, _ = _train(process, client_data)()
     expected, _ = _train(plain, client_data)()
   for x, y in zip(
@@ -230,15 +238,14 @@ def test_secure_aggregator_in_the_clear(client_data):
     np.testing.assert_allclose(x, y, atol=1e-3)  # Secure sums round to fixed point.
 
 
-def test_secure_aggregator_that_is_nested_deeply():
+def test_secure_aggregator_that_is_nested_deeply(context_with_secure_sums_in_the_clear):
   """TFF's own replacement of secure sums fails on it, for want of depth in a protocol buffer."""
   ones = np.ones([7], np.float32)
   aggregator = tff.learning.ddp_secure_aggregator(
     noise_multiplier=1e-3, expected_clients_per_round=4
   )
   process = aggregator.create(tff.types.to_type((np.float32, [7])))
-  context = runtime.create_in_process_context(simulate_secure_sums_in_the_clear=True)
-  with tff.framework.get_context_stack().install(context):
+  with tff.framework.get_context_stack().install(context_with_secure_sums_in_the_clear):
     output = process.next(process.initialize(), [ones] * 4)
   first_bound = 0.1
   np.testing.assert_allclose(output.result, first_bound / np.sqrt(7.0) * ones, rtol=0.01)

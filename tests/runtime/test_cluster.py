@@ -253,6 +253,7 @@ def test_ray_listens_on_loopback_only(cluster):
     ({'gpus_per_worker': -1}, '`gpus_per_worker` must be at least 0, found -1'),
     ({'num_workers': 1000}, 'room for .* workers with 1 each; `num_workers` is 1000'),
     ({'gpus_per_worker': 1}, 'The cluster has 0 GPUs'),
+    ({'address': '127.0.0.1:9'}, "and can be to one only; `address` is '127.0.0.1:9'"),
   ],
 )
 def test_what_cannot_be_is_refused_at_once(cluster, arguments, message):

@@ -7,10 +7,13 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import psutil
 import pytest
+
+from fednar_tff.runtime.workers import launcher
 
 # Not `importorskip`: Ray is to be imported by the runtime.
 pytestmark = pytest.mark.skipif(
@@ -33,22 +36,26 @@ except ImportError as e:
   assert len(output.splitlines()) == 1 and "pip install 'fednar_tff[cluster]'" in output
 
 
-def test_a_silent_address_is_named_within_seconds(run_python):
+def test_what_cannot_start_is_named_within_seconds(run_python):
   output = run_python(
     """
 from fednar_tff import runtime
-try:
-  runtime.set_cluster_context('127.0.0.1:9')
-except runtime.WorkerLostError as e:
-  print(e)
+for arguments in ({'address': '127.0.0.1:9'}, {'num_workers': 1000}, {'object_store_memory': 1}):
+  try:
+    runtime.set_cluster_context(**arguments)
+  except (runtime.WorkerLostError, ValueError) as e:
+    print(e)
 """
   )
-  assert len(output.splitlines()) == 1 and "No Ray cluster answers at '127.0.0.1:9'" in output
+  silent, too_many, too_small = output.splitlines()
+  assert "No Ray cluster answers at '127.0.0.1:9'" in silent
+  assert '`num_workers` times `cpus_per_worker` is 1000' in too_many
+  assert 'Ray did not start on this machine; it said: ' in too_small and 'minimum' in too_small
 
 
-# The program prints its descendants and Ray's folder, then ends in the way it is told.
+# The program prints its descendants and its workers, then ends in the way it is told.
 _PROGRAM = """
-import sys, tempfile, time
+import sys
 import numpy as np
 import psutil
 import tensorflow as tf
@@ -63,23 +70,23 @@ def spin(limit):
 def run(x):
   return tff.federated_sum(tff.federated_map(spin, x))
 
-runtime.set_cluster_context(num_workers=1, object_store_memory=10**8)
+end, *address = sys.argv[1:]
+context = runtime.create_cluster_context(*address, num_workers=1, object_store_memory=10**8)
+tff.framework.set_default_context(context)
 assert run([1, 2, 3]) == 6
-print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
-end = sys.argv[1]
+pids = {child.pid for child in psutil.Process().children(recursive=True)}
+print(*(pids | {worker['process'] for worker in context._team.descriptions}), flush=True)
 if end == 'exception':
   raise ValueError('on purpose')
 if end == 'busy':
   run([10**12] * 4)
-if end == 'wait':
-  time.sleep(600)
 """
 
 
 @pytest.fixture
 def folder(monkeypatch):
   """A folder for temporary files, with a short name: it is part of the names of sockets."""
-  path = pathlib.Path('/tmp') / f'fednar_test_{os.getpid()}'
+  path = pathlib.Path('/tmp') / f'fednar_{os.getpid()}'
   path.mkdir()
   monkeypatch.setenv('TMPDIR', str(path))
   yield path
@@ -93,7 +100,7 @@ def folder(monkeypatch):
     pytest.param('normally', None, marks=pytest.mark.slow),
     pytest.param('exception', None, marks=pytest.mark.slow),
     pytest.param('busy', signal.SIGINT, marks=pytest.mark.slow),
-    pytest.param('wait', signal.SIGTERM, marks=pytest.mark.slow),
+    pytest.param('busy', signal.SIGTERM, marks=pytest.mark.slow),
   ],
 )
 def test_nothing_outlives_the_driver(start_python, end, signum, folder):
@@ -106,11 +113,15 @@ def test_nothing_outlives_the_driver(start_python, end, signum, folder):
   started = time.monotonic()
   process.communicate(timeout=30)
   assert time.monotonic() - started < 10
+  _wait_until_ended(pids)
+  assert not list(folder.glob('fednar_ray_*'))
+
+
+def _wait_until_ended(pids):
   deadline = time.monotonic() + 10
   while any(map(_is_running, pids)) and time.monotonic() < deadline:
     time.sleep(0.05)
   assert not [pid for pid in pids if _is_running(pid)]
-  assert not list(folder.glob('fednar_ray_*'))
 
 
 def _is_running(pid):
@@ -118,6 +129,38 @@ def _is_running(pid):
     return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
   except psutil.NoSuchProcess:
     return False
+
+
+@pytest.fixture
+def address_of_ray(folder, monkeypatch):
+  """A Ray cluster that others have started."""
+  monkeypatch.setenv('RAY_AUTH_MODE', 'token')
+  monkeypatch.setenv('RAY_AUTH_TOKEN', 'fednar' * 8)
+  port = launcher.unused_port()
+  ray = launcher.start_supervised(
+    [sys.executable, '-m', 'ray.scripts.scripts', 'start', '--head', '--block',
+     '--node-ip-address=127.0.0.1', f'--port={port}', '--num-cpus=1', f'--temp-dir={folder}',
+     '--include-dashboard=false', '--disable-usage-stats', f'--object-store-memory={10**8}'],
+    stdout=subprocess.PIPE, text=True,
+  )  # fmt: skip
+  while 'Ray runtime started' not in ray.stdout.readline():
+    assert ray.poll() is None
+  yield f'127.0.0.1:{port}'
+  launcher.end(ray)
+  ray.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_cluster_of_others_keeps_no_worker_of_a_driver_that_is_gone(start_python, address_of_ray):
+  # It has room for one worker: each driver needs that the one before has left none.
+  for signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+    process = start_python(_PROGRAM, 'busy', address_of_ray)
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert pids
+    time.sleep(1)
+    process.send_signal(signum)
+    process.communicate(timeout=30)
+    _wait_until_ended(pids)
 
 
 @pytest.mark.slow

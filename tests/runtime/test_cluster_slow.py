@@ -2,6 +2,7 @@
 """The cluster runtime for many rounds and many clients."""
 
 import importlib.util
+import os
 import threading
 import time
 
@@ -26,35 +27,44 @@ def cluster():
   return runtime.create_cluster_context(num_workers=2, object_store_memory=2 * 10**8)
 
 
-def _train(context, num_rounds, num_clients=8, before_round=lambda round_num: None):
-  """Trains on the digits images; returns the weights, and the memory of this process after each
-  round."""
-  task = tasks.create_task('digits', num_clients=num_clients)
-  process = algorithms.build_fed_avg(
-    task.functional_model_fn(),
+@pytest.fixture(scope='module')
+def process():
+  return algorithms.build_fed_avg(
+    tasks.create_task('digits', num_clients=8).functional_model_fn(),
     client_optimizer_fn=optimizers.build_nar(0.05, 0.01),
     loop_implementation=algorithms.PACKED,
   )
-  memory, seconds = [], []
+
+
+def _memory(*pids):
+  return sum(psutil.Process(pid).memory_info().rss for pid in pids)
+
+
+def _train(context, process, num_rounds, num_clients=8, *, before_round=None, after_round):
+  """Trains on the digits images; returns the weights, and what `after_round` says of each round."""
+  task = tasks.create_task('digits', num_clients=num_clients)
+  found = []
   with tff.framework.get_context_stack().install(context):
     state = process.initialize()
     for round_num in range(num_rounds):
-      before_round(round_num)
+      if before_round is not None:
+        before_round(round_num)
       started = time.monotonic()
       data = [
         task.packed_client(i, round_num, batch_size=10, local_steps=20, seed=0)
         for i in task.partition.client_ids
       ]
       state = process.next(state, data).state
-      seconds.append(time.monotonic() - started)
-      memory.append(psutil.Process().memory_info().rss)
+      found.append(after_round(time.monotonic() - started))
     weights = tf.nest.flatten(list(process.get_model_weights(state).trainable))
-  return [np.asarray(w) for w in weights], memory, seconds
+  return [np.asarray(w) for w in weights], found
 
 
-def test_200_rounds_with_a_worker_killed_every_20_lose_nothing(cluster):
-  expected, _, _ = _train(cluster, 200)
-  lost = cluster.describe()['lost_workers']
+def test_200_rounds_with_a_worker_killed_every_20_lose_nothing(cluster, process):
+  workers = support.worker_pids(cluster)
+
+  def memory_of_all(_):
+    return np.array([_memory(os.getpid()), _memory(*workers), len(cluster._store.keys)])
 
   def kill(round_num):
     if round_num % 20 == 10:
@@ -63,18 +73,35 @@ def test_200_rounds_with_a_worker_killed_every_20_lose_nothing(cluster):
       victim.suspend()  # So that it has a piece when it dies.
       threading.Timer(0.1, victim.kill).start()
 
-  weights, memory, _ = _train(cluster, 200, before_round=kill)
-  assert cluster.describe()['lost_workers'] == lost + 10
+  expected, without = _train(cluster, process, 200, after_round=memory_of_all)
+  assert support.worker_pids(cluster) == workers
+  weights, with_kills = _train(
+    cluster,
+    process,
+    200,
+    before_round=kill,
+    after_round=lambda _: np.array([_memory(os.getpid()), 0, len(cluster._store.keys)]),
+  )
+  assert cluster.describe()['lost_workers'] == 10
   for x, y in zip(weights, expected, strict=True):
     np.testing.assert_array_equal(x, y)
-  assert memory[-1] < 1.05 * memory[40] + 20e6
+  for name, found in (('without', without), ('with', with_kills)):
+    driver, all_workers, stored = found[-1] - found[40]
+    print(f'{name} kills, rounds 41 to 200: driver {driver / 1e6:+.1f} MB, '
+          f'workers {all_workers / 1e6:+.1f} MB, {stored:+d} stored')  # fmt: skip
+    assert driver < 20e6 and all_workers < 40e6 and stored == 0
 
 
-def test_time_is_linear_and_memory_flat_in_the_number_of_clients(cluster):
-  found = {}
+def test_time_is_linear_and_memory_flat_in_the_number_of_clients(cluster, process):
+  seconds, memory = {}, {}
   for num_clients in (20, 100, 500):
-    _, memory, seconds = _train(cluster, 4, num_clients)
-    found[num_clients] = (min(seconds[1:]), memory[-1] - memory[0])
-  print({n: (f'{s:.2f} s', f'{m / 1e6:.0f} MB') for n, (s, m) in found.items()})
-  assert found[500][0] < 1.5 * 5 * found[100][0]
-  assert all(growth < 30e6 for _, growth in found.values())
+    _, found = _train(
+      cluster, process, 4, num_clients, after_round=lambda s: (s, _memory(os.getpid()))
+    )
+    seconds[num_clients] = min(s for s, _ in found[1:])
+    memory[num_clients] = found[-1][1]
+    print(f'{num_clients} clients: {seconds[num_clients]:.2f} s a round, '
+          f'driver {memory[num_clients] / 1e6:.0f} MB')  # fmt: skip
+  for fewer, more in ((20, 100), (100, 500)):
+    assert seconds[more] < 1.5 * 5 * seconds[fewer]
+    assert memory[more] < memory[fewer] + 30e6

@@ -2,6 +2,7 @@
 """The way to a Ray cluster: one that runs already, or one that is started here."""
 
 import math
+import os
 import re
 import socket
 from typing import Any
@@ -10,6 +11,8 @@ from fednar_tff.runtime.cluster import local_ray
 from fednar_tff.runtime.workers import remote
 
 _SECONDS_TO_CONNECT = 5.0
+# So many CPUs may be handed out on a machine that has fewer, to try a program with several workers.
+_CPUS_TO_TRY = 4
 
 
 def connect(
@@ -18,7 +21,7 @@ def connect(
   """Connects this process to Ray.
 
   Args:
-    address: The cluster, or None to start Ray here; ignored if this process is connected already.
+    address: The cluster; None for the one that this process is connected to, or a Ray of its own.
     num_cpus: How many CPUs Ray has, if it is started here.
     object_store_memory: The size of its object store, if it is started here.
 
@@ -27,13 +30,29 @@ def connect(
 
   Raises:
     ImportError: If Ray is not installed.
+    ValueError: If this process is connected to another cluster, or this machine is too small.
     WorkerLostError: If no cluster answers.
   """
   if address is None and not local_ray.is_connected():
+    cores = os.cpu_count() or 1
+    if num_cpus > max(cores, _CPUS_TO_TRY):
+      raise ValueError(
+        f'This machine has {cores} cores, so a Ray that is started here has at most '
+        f'{max(cores, _CPUS_TO_TRY)} CPUs; `num_workers` times `cpus_per_worker` is {num_cpus}.'
+      )
     started = local_ray.LocalRay(num_cpus, object_store_memory)
     return started, local_ray.import_ray()
+  # Ray reads it when it is imported, and would try 20 times, for 36 seconds each.
+  os.environ.setdefault('RAY_NUM_REDIS_GET_RETRIES', '1')
   ray = local_ray.import_ray()
-  if not ray.is_initialized():
+  if ray.is_initialized():
+    there = ray.get_runtime_context().gcs_address
+    if address not in (None, 'auto', there, local_ray.joined):
+      raise ValueError(
+        f'This process is connected to the Ray cluster at {there}, and can be to one only; '
+        f'`address` is {address!r}.'
+      )
+  else:
     _check_address(address)  # type: ignore[arg-type]
     try:
       local_ray.init(ray, address)  # type: ignore[arg-type]
@@ -44,7 +63,7 @@ def connect(
 
 
 def _check_address(address: str) -> None:
-  """Tries the port before Ray does, which would take minutes to give up."""
+  """Tries the port before Ray does, which takes longer to give up."""
   match = re.fullmatch(r'(?:ray://)?(.+):(\d+)', address)
   if match is None:
     return

@@ -211,8 +211,8 @@ def create_cluster_context(
 
   Raises:
     ImportError: If Ray is not installed.
-    ValueError: If a number is out of range, or the cluster has not the CPUs or GPUs that are asked
-      for.
+    ValueError: If a number is out of range, the cluster or this machine has not the CPUs or GPUs
+      that are asked for, or this process is connected to another cluster.
     WorkerLostError: If no cluster answers, or the workers do not start.
   """
   for name, value, least in (

@@ -19,12 +19,20 @@ from typing import Any
 
 from absl import logging
 
-from fednar_tff.runtime.workers import launcher
+from fednar_tff.runtime.workers import launcher, remote
 
 _SECONDS_TO_START = 180
+# Ray's sockets lie below this folder, and a socket's name has at most 107 characters.
+_LONGEST_TEMPORARY_FOLDER = 20
 # What `ray start` says when it is ready.
 _STARTED = 'Ray runtime started'
-# Ray reads these when it is imported. The first keeps it on loopback, on Linux, too.
+# Ray reads these when it is imported. It would print an error if its metrics do not start in time,
+# and a paragraph for each worker that dies, which this runtime says in one line.
+_QUIET = {
+  'RAY_enable_metrics_collection': '0',
+  'RAY_DEDUP_LOGS_SKIP_REGEX': 'A worker died or was killed',
+}
+# And these, where it is started here. The first keeps it on loopback, on Linux, too.
 _ENVIRONMENT = {
   'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER': '0',
   'RAY_USAGE_STATS_ENABLED': '0',
@@ -33,12 +41,16 @@ _ENVIRONMENT = {
   'RAY_worker_niceness': '0',
 }
 _prepared = False
+# The address that this process has connected to, as it was given.
+joined: str | None = None
 # The one that runs; several contexts share it.
 _running: 'weakref.ref[LocalRay] | None' = None
 
 
 def import_ray() -> Any:
   """Imports Ray, or says which extra brings it."""
+  for name, value in _QUIET.items():
+    os.environ.setdefault(name, value)
   try:
     import ray
   except ImportError as e:
@@ -53,7 +65,9 @@ def init(ray: Any, address: str) -> None:
   """Connects this process to a cluster, without what Ray says to all its users."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore', FutureWarning)
-    ray.init(address=address, log_to_driver=False, logging_level='error')
+    ray.init(address=address, log_to_driver=False, logging_level='critical')
+  global joined
+  joined = address
 
 
 def is_connected() -> bool:
@@ -65,7 +79,7 @@ def is_connected() -> bool:
 def _prepare_environment() -> bool:
   """Makes the Ray that is imported next a private one; returns False if it is imported already."""
   global _prepared
-  if not _prepared and 'ray' not in sys.modules and 'RAY_AUTH_MODE' not in os.environ:
+  if not _prepared and 'ray' not in sys.modules:
     os.environ.update(_ENVIRONMENT)
     os.environ['RAY_AUTH_TOKEN'] = secrets.token_hex(32)
     _prepared = True
@@ -88,7 +102,7 @@ class LocalRay:
       object_store_memory: The size of its object store in bytes; Ray's own choice if None.
 
     Raises:
-      RuntimeError: If Ray does not start; the message has its last line.
+      WorkerLostError: If Ray does not start; the message has its last line.
     """
     is_private = _prepare_environment()
     ray = import_ray()
@@ -98,7 +112,10 @@ class LocalRay:
         'token: whoever reaches its ports can run code here. Set the cluster context before '
         '`import ray` to keep it on loopback.'
       )
-    folder = pathlib.Path(tempfile.mkdtemp(prefix='fednar_ray_'))
+    parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST_TEMPORARY_FOLDER:
+      parent = '/tmp'
+    folder = pathlib.Path(tempfile.mkdtemp(prefix='fednar_ray_', dir=parent))
     port = launcher.unused_port()
     host = '127.0.0.1' if is_private else ray.util.get_node_ip_address()
     command = [
@@ -110,25 +127,25 @@ class LocalRay:
     ]
     if object_store_memory is not None:
       command.append(f'--object-store-memory={object_store_memory}')
-    self._log = folder / 'start.log'
-    with open(self._log, 'wb') as log:
+    with tempfile.TemporaryFile() as log:
       supervisor = launcher.start_supervised(
         command, stdout=log, stderr=subprocess.STDOUT, folder=folder
       )
-    self.stop = weakref.finalize(self, _stop, supervisor, folder)
-    self._wait(supervisor)
+      self.stop = weakref.finalize(self, _stop, supervisor, folder)
+      self._wait(supervisor, log)
     init(ray, f'{host}:{port}')
     global _running
     _running = weakref.ref(self)
 
-  def _wait(self, supervisor):
+  def _wait(self, supervisor, log):
     deadline = time.monotonic() + _SECONDS_TO_START
-    while _STARTED not in (said := self._log.read_text(errors='replace')):
+    # Not `read`, which would move the place that Ray writes to.
+    while _STARTED not in (said := os.pread(log.fileno(), 2**20, 0).decode(errors='replace')):
       if supervisor.poll() is not None or time.monotonic() > deadline:
         lines = said.split('\n')
         said = next((line.strip() for line in reversed(lines) if line.strip()), 'nothing')
         self.stop()
-        raise RuntimeError(f'Ray did not start on this machine; it said: {said}')
+        raise remote.WorkerLostError(f'Ray did not start on this machine; it said: {said}')
       time.sleep(0.1)
 
 

@@ -78,6 +78,8 @@ class Team:
     self._seconds_until_lost = seconds_until_lost
     self._jobs: dict[Any, _Job] = {}
     self._round = 0
+    # Why a worker did not start, the last time.
+    self._failure = ''
     self.num_lost = 0
     self._members = [_Member(i) for i in range(num_workers)]
     for member in self._members:
@@ -87,11 +89,11 @@ class Team:
       for _ in self._finished_jobs():
         pass  # There are no pieces yet.
       if time.monotonic() > deadline or any(member.is_given_up for member in self._members):
-        missing = [member for member in self._members if member.description is None]
+        missing = sum(member.description is None for member in self._members)
+        room = f'after {_SECONDS_TO_START:.0f} s, the cluster has {_resources(ray)} left.'
         self.end()
         raise remote.WorkerLostError(
-          f'{len(missing)} of {num_workers} workers did not start within '
-          f'{_SECONDS_TO_START:.0f} s: the cluster has {_resources(ray)} left.'
+          f'{missing} of {num_workers} workers did not start: {self._failure or room}'
         )
 
   @property
@@ -181,7 +183,7 @@ class Team:
         self._ray.exceptions.OutOfMemoryError,
         self._ray.exceptions.ObjectLostError,
       ) as e:
-        yield from self._lose(job, str(e).split('\n')[0])
+        yield from self._lose(job, _reason(e))
         continue
       if job.round == self._round:
         yield job.piece, result
@@ -199,6 +201,7 @@ class Team:
   def _replace(self, member, reason):
     if member.description is None:
       member.failed_starts += 1
+      self._failure = reason
     else:
       self.num_lost += 1
       logging.warning('The %s is lost (%s); its clients are done again by others.', member, reason)
@@ -236,6 +239,12 @@ class Team:
 def _address(ray) -> str:
   """Returns what tells a cluster apart from others."""
   return ray.get_runtime_context().gcs_address
+
+
+def _reason(error) -> str:
+  """Returns one line of an error of Ray: the cause if a worker did not start, or else the first."""
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  return lines[-1 if getattr(error, 'actor_init_failed', False) else 0]
 
 
 def _resources(ray) -> str:
