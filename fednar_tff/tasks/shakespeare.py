@@ -7,6 +7,7 @@ import re
 import string
 from typing import Any
 
+import attrs
 import numpy as np
 import tensorflow as tf
 
@@ -89,7 +90,7 @@ def build_shakespeare(
       x=collections.OrderedDict(tokens=joined[:, :WINDOW]),
       y=joined[:, 1:] if prediction == 'every' else joined[:, WINDOW].astype(np.int32),
     )
-  return assembly.assemble(
+  made = assembly.assemble(
     'shakespeare',
     train=examples['train'],
     test=examples['test'],
@@ -110,6 +111,7 @@ def build_shakespeare(
       WINDOW, VOCABULARY_SIZE, causal=prediction == 'every', precision=precision
     ),
   )
+  return attrs.evolve(made, examples_overlap=True)
 
 
 def encode(text: bytes) -> np.ndarray:
