@@ -54,7 +54,12 @@ def build_shakespeare(
   and the other switches of the model.
   """
   builder = assembly.choose(
-    'model of task shakespeare', model, {'transformer': models.build_transformer}
+    'model of task shakespeare',
+    model,
+    {
+      'transformer': models.build_transformer,
+      'small_transformer': models.build_small_transformer,
+    },
   )
   assembly.check_dropout(dropout)
   network = builder(
@@ -107,7 +112,10 @@ def build_shakespeare(
         tokens=encode_last_window(_leaf_text_in_graph(raw) if text == 'leaf' else raw)
       ),
     ),
-    keras_model_fn=keras_models.of_codes(
+    # Keras's own attention has no place for the numbers of distances.
+    keras_model_fn=None
+    if model == 'small_transformer'
+    else keras_models.of_codes(
       WINDOW, VOCABULARY_SIZE, causal=prediction == 'every', precision=precision
     ),
   )
