@@ -2,9 +2,9 @@
 """What the study says of the paper's claims, by the rules of its protocol (docs/study.md).
 
 A cell is the runs with one algorithm, alpha (None on Shakespeare), number of local steps, weight
-decay and client optimizer. An accuracy is the mean of a run's last ten evaluations, in per cent. A difference is
-paired by seed, and its interval is Student's of 95 %. It lies above zero if all of it does, and
-below zero alike.
+decay and client optimizer. An accuracy is the mean of a run's last ten evaluations, in per cent. A
+difference is paired by seed, and its interval is Student's of 95 %. It lies above zero if all of it
+does, and below zero alike.
 """
 
 import collections

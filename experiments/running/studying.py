@@ -32,9 +32,9 @@ def check_pilots(records: Mapping[str, Any], stages: Iterable[str]) -> None:
   for task in study.tasks(stages):
     chosen, used = study_page.choices(records, task), study.chosen_settings(task)
     if chosen is None:
+      needed = ','.join(study.PILOTS[task].stages())
       raise UsageError(
-        f'the pilot on {task} is not finished: run --stages={",".join(study.PILOTS[task].stages())} '
-        'before the others.'
+        f'the pilot on {task} is not finished: run --stages={needed} before the others.'
       )
     if chosen != used:
       raise UsageError(

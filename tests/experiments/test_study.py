@@ -334,7 +334,7 @@ def test_the_pilot_chooses_by_its_rules(task):
 
 def test_runs_that_count_wait_for_the_pilot_on_their_task(monkeypatch):
   records = pilot_records('shakespeare', lambda s: 0.5, lambda s: 0.0)
-  with pytest.raises(UsageError, match='the pilot on cifar10 is not finished: run --stages=pilot_r'):
+  with pytest.raises(UsageError, match='the pilot on cifar10 is not finished: run --stages=pilot'):
     studying.check_pilots(records, study.STAGES)
   chosen = study_page.choices(records, 'shakespeare')
   monkeypatch.setattr(study, 'chosen_settings', lambda task: chosen)

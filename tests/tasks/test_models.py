@@ -216,9 +216,7 @@ def test_small_transformer_equals_numpy():
   x = {'tokens': tokens.astype(np.uint8), 'seed': np.zeros(2, np.int32)}
   expected = _np_transformer(weights, tokens, 1, 4, span=8)
   np.testing.assert_allclose(model.predict_on_batch(x, training=True), expected, atol=1e-4)
-  np.testing.assert_allclose(
-    model.predict_on_batch(x, training=False), expected[:, -1], atol=1e-4
-  )
+  np.testing.assert_allclose(model.predict_on_batch(x, training=False), expected[:, -1], atol=1e-4)
 
 
 # What rounding to so few bits may do to logits, as a share of the largest: bfloat16 has 8 bits, and
