@@ -30,27 +30,10 @@ _THREADS = flags.DEFINE_integer('threads', 1, 'How many clients of a run at a ti
 _LIMIT_MINUTES = flags.DEFINE_float('limit_minutes', None, 'When to stop.', lower_bound=0.0)
 
 
-def check_pilot(records):
-  """Raises a `UsageError` if runs that count would have settings that the pilot has not chosen."""
-  from experiments.reading import study_page  # Only now: it draws.
-
-  chosen = study_page.choices(records)
-  if chosen is None:
-    raise UsageError(
-      f'the pilot is not finished: run --stages={",".join(study.PILOT_STAGES)} before the others.'
-    )
-  used = study.chosen_settings()
-  if chosen != used:
-    raise UsageError(
-      f'the pilot chooses {chosen}, and experiments/definition/presets.py has {used}.'
-    )
-
-
 def run():
   """Runs what is missing."""
   target, folder = pathlib.Path(_RESULTS.value), pathlib.Path(_RUNS.value)
-  if any(stage in study.STAGES for stage in _STAGES.value):
-    check_pilot(results.read(target))
+  studying.check_pilots(results.read(target), _STAGES.value)
   cells = studying.missing(results.read(target), _STAGES.value, folder, _THREADS.value)
   directory.check_writable(folder, 'runs')
   print(f'{len(cells)} runs are missing', flush=True)

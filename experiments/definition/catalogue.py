@@ -52,7 +52,7 @@ TASKS = _by_name(
   _task('cifar10', _IMAGE_MODELS, num_clients=100, alpha=0.3, **_SPLIT, **_IMAGES),
   _task('cifar100', _IMAGE_MODELS, **_IMAGES),
   _task(
-    'shakespeare', ('transformer',),
+    'shakespeare', ('transformer', 'small_transformer'),
     num_clients=100, crop_windows=True, text='tff', prediction='last', initialization='released',
     identical_layers=False, dropout=0.1, input_dropout=False, data_dir=None, partition_seed=None,
   ),
@@ -65,6 +65,7 @@ MODELS = _by_name(
   Option('small_cnn'),
   Option('mlp'),
   Option('transformer'),
+  Option('small_transformer'),
 )
 
 PARTITIONS = _by_name(

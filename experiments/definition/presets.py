@@ -20,9 +20,20 @@ from experiments.definition.settings import SETTINGS, UsageError
 OPTIMIZERS = ('clip', 'nar')
 
 _SAVED = {'rounds_per_evaluation': 10, 'rounds_per_checkpoint': 50}
-_STUDY_ROUNDS = 150
-# Chosen by the study's pilot, as its learning rate and bound are (docs/study.md).
-STUDY_SERVER_RATES = {'fed_adam': 0.03, 'fed_avgm': 1.0}
+_STUDY_ROUNDS = {'cifar10': 150, 'shakespeare': 80}
+# Chosen by the study's pilot, as its learning rates and bounds are (docs/study.md).
+STUDY_SERVER_RATES = {
+  'cifar10': {'fed_adam': 0.03, 'fed_avgm': 1.0},
+  'shakespeare': {'fed_adam': 0.03, 'fed_avgm': 1.0},
+}
+
+
+def _annealed(task):
+  rounds, full = _STUDY_ROUNDS[task], paper.SIZES[task]
+  decay = full['learning_rate_decay'] ** (full['total_rounds'] / rounds)
+  return {'total_rounds': rounds, 'learning_rate_decay': decay}
+
+
 # What each variant changes of the paper's sizes.
 _CHANGES = {
   'paper': {
@@ -55,13 +66,19 @@ _CHANGES = {
       'rounds_per_checkpoint': 10,
     },
   },
-  # The rates fall over the rounds as far as they do over the paper's 1,000.
+  # The rates fall over the rounds as far as they do over the paper's 1,000 and 300.
   'study': {
     'cifar10': {
       'model': 'small_cnn', 'clients_per_round': 10, 'batch_size': 20, 'learning_rate': 0.1,
-      'max_norm': 1.0,
-      'total_rounds': _STUDY_ROUNDS, 'learning_rate_decay': 0.998 ** (1000 / _STUDY_ROUNDS),
-      'augmentation': 'per_image', 'rounds_per_evaluation': 5,
+      'max_norm': 1.0, 'augmentation': 'per_image', 'rounds_per_evaluation': 5,
+      **_annealed('cifar10'),
+    },
+    'shakespeare': {
+      'model': 'small_transformer', 'clients_per_round': 5, 'batch_size': 5, 'local_steps': 20,
+      'learning_rate': 1.0, 'max_norm': 1.0,
+      'prediction': 'every', 'initialization': 'uniform', 'dropout': 0.0,
+      'rounds_per_evaluation': 2, 'evaluation_examples': 4000,
+      **_annealed('shakespeare'),
     },
   },
 }  # fmt: skip
@@ -99,12 +116,7 @@ def _shakespeare_table() -> Iterator[dict]:
   for algorithm, by_decay in paper.SHAKESPEARE.items():
     for optimizer in OPTIMIZERS:
       for weight_decay in by_decay:
-        yield {
-          'task': 'shakespeare',
-          'algorithm': algorithm,
-          'client_optimizer': optimizer,
-          'weight_decay': weight_decay,
-        }
+        yield shakespeare_cell(algorithm, optimizer, weight_decay)
 
 
 def _weight_decay_figure() -> Iterator[dict]:
@@ -135,6 +147,16 @@ def cifar10_cell(
     'client_optimizer': optimizer,
     'alpha': alpha,
     'local_steps': local_steps,
+    'weight_decay': weight_decay,
+  }
+
+
+def shakespeare_cell(algorithm: str, optimizer: str, weight_decay: float) -> dict[str, Any]:
+  """Returns what tells a cell on Shakespeare apart from the others."""
+  return {
+    'task': 'shakespeare',
+    'algorithm': algorithm,
+    'client_optimizer': optimizer,
     'weight_decay': weight_decay,
   }
 
@@ -272,8 +294,8 @@ def cell_settings(variant: str, cell: Mapping[str, Any]) -> dict[str, Any]:
   task, algorithm = cell['task'], cell['algorithm']
   settings = {**paper.SIZES[task], **_SAVED, **_CHANGES[variant][task], **cell}
   settings.update(_ALGORITHMS.get(algorithm, {}))
-  if variant == 'study' and task == 'cifar10' and algorithm in STUDY_SERVER_RATES:
-    settings['server_learning_rate'] = STUDY_SERVER_RATES[algorithm]
+  if variant == 'study' and algorithm in STUDY_SERVER_RATES[task]:
+    settings['server_learning_rate'] = STUDY_SERVER_RATES[task][algorithm]
   if variant == 'reference':
     if 'client_weighting' in catalogue.ALGORITHMS[algorithm].settings:
       settings['client_weighting'] = 'num_examples'  # D2, F7

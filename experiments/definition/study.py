@@ -5,8 +5,10 @@ A stage is a list of runs, seed by seed, so that the first seed alone fills its 
 two stages ask for is the same run.
 """
 
+import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from experiments.definition import paper, presets
@@ -21,12 +23,101 @@ MAIN_SETTING, *OTHER_SETTINGS = paper.SWEEP_SETTINGS
 # held-out training examples, with a seed that no other run has.
 PILOT_SEED = 100
 PILOT_SHARE = 0.1
-PILOT_RATES = (0.03, 0.1, 0.3)
-PILOT_SERVER_RATES = {'fed_adam': (0.01, 0.03, 0.1), 'fed_avgm': (0.1, 0.3, 1.0)}
-PILOT_BOUNDS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 PILOT_BOUND_ROUNDS = 20
 # A bound is large enough if it clips at most this share of the steps of these rounds.
 PILOT_CLIPPED_SHARE = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Pilot:
+  """What is tried on a task.
+
+  Attributes:
+    task: The task.
+    prefix: What its stages, and the names of its runs, begin with.
+    cell: A function from algorithm and client optimizer to the cell without weight decay.
+    rates: The clients' learning rates, by FedAvg.
+    server_rates: The server's, by algorithm.
+    bounds: The bounds A.
+    evaluation: How often a run of it is evaluated, and on what.
+    extra: What else is run: the settings that differ from those of FedAvg's cell, by name.
+  """
+
+  task: str
+  prefix: str
+  cell: Callable[[str, str], dict[str, Any]]
+  rates: tuple[float, ...]
+  server_rates: Mapping[str, tuple[float, ...]]
+  bounds: tuple[float, ...]
+  evaluation: Mapping[str, int]
+  extra: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+  def stages(self) -> dict[str, Callable]:
+    """Returns its stages by name, in the order in which they are run."""
+    return {
+      f'{self.prefix}_rates': self._rates,
+      f'{self.prefix}_server_rates': self._server_rates,
+      f'{self.prefix}_bounds': self._bounds,
+    }
+
+  def _rates(self):
+    """The clients' rate, by FedAvg."""
+    for rate in self.rates:
+      yield self._run(f'fed_avg_lr{rate:g}', 'fed_avg', learning_rate=rate)
+    for name, settings in self.extra.items():
+      yield self._run(name, 'fed_avg', **settings)
+
+  def _server_rates(self):
+    """The server's rates of the algorithms that are not plain averaging, at the clients' rate."""
+    for algorithm, rates in self.server_rates.items():
+      for rate in rates:
+        yield self._run(f'{algorithm}_server{rate:g}', algorithm, server_learning_rate=rate)
+
+  def _bounds(self):
+    """How much a bound clips in the first rounds."""
+    for bound in self.bounds:
+      yield self._run(
+        f'bound{bound:g}', 'fed_avg', 'clip', max_norm=bound, total_rounds=PILOT_BOUND_ROUNDS,
+        rounds_per_evaluation=PILOT_BOUND_ROUNDS,
+      )  # fmt: skip
+
+  def _run(self, name, algorithm, optimizer='sgd', **settings):
+    found = presets.cell_settings(VARIANT, self.cell(algorithm, optimizer))
+    found = {**found, **self.evaluation, **settings}
+    if optimizer == 'sgd':
+      del found['max_norm']
+    return f'{VARIANT}/{self.prefix}_{name}', {
+      **found,
+      'validation_share': PILOT_SHARE,
+      'seed': PILOT_SEED,
+    }
+
+
+PILOTS = {
+  pilot.task: pilot
+  for pilot in (
+    Pilot(
+      'cifar10',
+      'pilot',
+      functools.partial(presets.cifar10_cell, alpha=MAIN_SETTING[0], weight_decay=0.0),
+      rates=(0.03, 0.1, 0.3),
+      server_rates={'fed_adam': (0.01, 0.03, 0.1), 'fed_avgm': (0.1, 0.3, 1.0)},
+      bounds=(1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0),
+      evaluation={'rounds_per_evaluation': 25},
+      # The chosen rate once more, on balanced data.
+      extra={'fed_avg_alpha10': {'alpha': 10.0}},
+    ),
+    Pilot(
+      'shakespeare',
+      'pilot_shakespeare',
+      functools.partial(presets.shakespeare_cell, weight_decay=0.0),
+      rates=(0.3, 1.0, 3.0),
+      server_rates={'fed_adam': (0.01, 0.03, 0.1), 'fed_avgm': (0.1, 0.3, 1.0)},
+      bounds=(0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0),
+      evaluation={'rounds_per_evaluation': 20},
+    ),
+  )
+}
 
 
 def _cifar10_cells(algorithm, settings, weight_decays):
@@ -58,6 +149,17 @@ def _other_settings():
     yield from _with_seed(cells, seed)
 
 
+def _table2():
+  for seed in SEEDS:
+    for algorithm, by_decay in paper.SHAKESPEARE.items():
+      cells = (
+        presets.shakespeare_cell(algorithm, optimizer, decay)
+        for decay in by_decay
+        for optimizer in presets.OPTIMIZERS
+      )
+      yield from _with_seed(cells, seed)
+
+
 def _with_seed(cells, seed):
   for cell in cells:
     yield (
@@ -69,52 +171,13 @@ def _with_seed(cells, seed):
     )
 
 
-def _pilot_run(name, cell, **settings):
-  found = {**presets.cell_settings(VARIANT, cell), 'rounds_per_evaluation': 25, **settings}
-  if cell['client_optimizer'] == 'sgd':
-    del found['max_norm']
-  return f'{VARIANT}/pilot_{name}', {
-    **found,
-    'validation_share': PILOT_SHARE,
-    'seed': PILOT_SEED,
-  }
-
-
-def _pilot_rates():
-  """The clients' rate, by FedAvg, and that rate once more on balanced data."""
-  alpha, _ = MAIN_SETTING
-  cell = presets.cifar10_cell('fed_avg', 'sgd', alpha, 0.0)
-  for rate in PILOT_RATES:
-    yield _pilot_run(f'fed_avg_lr{rate:g}', cell, learning_rate=rate)
-  yield _pilot_run('fed_avg_alpha10', presets.cifar10_cell('fed_avg', 'sgd', 10.0, 0.0))
-
-
-def _pilot_server_rates():
-  """The server's rates of the algorithms that are not plain averaging, at the clients' rate."""
-  alpha, _ = MAIN_SETTING
-  for algorithm, rates in PILOT_SERVER_RATES.items():
-    cell = presets.cifar10_cell(algorithm, 'sgd', alpha, 0.0)
-    for rate in rates:
-      yield _pilot_run(f'{algorithm}_server{rate:g}', cell, server_learning_rate=rate)
-
-
-def _pilot_bounds():
-  """How much a bound clips in the first rounds."""
-  alpha, _ = MAIN_SETTING
-  cell = presets.cifar10_cell('fed_avg', 'clip', alpha, 0.0)
-  for bound in PILOT_BOUNDS:
-    yield _pilot_run(
-      f'bound{bound:g}', cell, max_norm=bound, total_rounds=PILOT_BOUND_ROUNDS,
-      rounds_per_evaluation=PILOT_BOUND_ROUNDS,
-    )  # fmt: skip
-
-
-PILOT_STAGES = {
-  'pilot_rates': _pilot_rates,
-  'pilot_server_rates': _pilot_server_rates,
-  'pilot_bounds': _pilot_bounds,
+PILOT_STAGES = {name: make for pilot in PILOTS.values() for name, make in pilot.stages().items()}
+STAGES = {
+  'table1': _table1,
+  'weight_decay': _weight_decays,
+  'other_settings': _other_settings,
+  'table2': _table2,
 }
-STAGES = {'table1': _table1, 'weight_decay': _weight_decays, 'other_settings': _other_settings}
 
 
 def runs(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -123,9 +186,14 @@ def runs(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
   return {name: settings for stage in stages for name, settings in every[stage]()}
 
 
-def chosen_settings() -> dict[str, float]:
-  """Returns the settings that the pilot decides on, as the runs have them."""
-  alpha, _ = MAIN_SETTING
-  cell = presets.cell_settings(VARIANT, presets.cifar10_cell('fed_avg', 'nar', alpha, 0.0))
+def tasks(stages: Iterable[str]) -> list[str]:
+  """Returns the tasks of those of the stages that count, whose pilots have to be finished."""
+  found = runs(stage for stage in stages if stage in STAGES)
+  return list(dict.fromkeys(settings['task'] for settings in found.values()))
+
+
+def chosen_settings(task: str) -> dict[str, float]:
+  """Returns the settings that the pilot on a task decides on, as the runs have them."""
+  cell = presets.cell_settings(VARIANT, PILOTS[task].cell('fed_avg', 'nar'))
   rates = {name: cell[name] for name in ('learning_rate', 'max_norm')}
-  return {**rates, **presets.STUDY_SERVER_RATES}
+  return {**rates, **presets.STUDY_SERVER_RATES[task]}

@@ -5,6 +5,7 @@ The protocol on the page is written by hand. What stands between `<!-- begin NAM
 `<!-- end NAME -->` is made here, and nowhere else.
 """
 
+import collections
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,11 @@ _STAGE_TITLES = {
   'table1': 'Table 1: six algorithms, three alphas',
   'weight_decay': 'Weight decays at alpha 0.3, 20 steps',
   'other_settings': 'Weight decays of FedAvg at (0.3, 5) and (10, 20)',
+  'table2': 'Table 2: six algorithms, two weight decays, on Shakespeare',
 }
 _MISSING = 'missing'
+_PAIR = ('baseline', 'NAR', 'NAR - baseline [95 %]')
+_PUBLISHED = ('paper: baseline, NAR', 'paper: difference')
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -47,15 +51,27 @@ def _pair_rows(cells: claims.Cells, settings):
 
 def table1(cells: claims.Cells) -> str:
   """Returns the table on CIFAR-10, beside the paper's numbers."""
-  rows = []
-  for (algorithm, alpha, _, decay), numbers in _pair_rows(cells, claims.table_cells()):
-    published = paper.CIFAR10[algorithm][alpha]
-    rows.append(
-      [grouping.algorithm_title(algorithm), f'{decay:g}', f'{alpha:g}', *numbers]
-      + [f'{published[0]:.2f}, {published[1]:.2f}', f'{published[1] - published[0]:+.2f}']
-    )
-  header = ['algorithm', 'WD', 'alpha', 'baseline', 'NAR', 'NAR - baseline [95 %]']
-  return _markdown([*header, 'paper: baseline, NAR', 'paper: difference'], rows)
+  rows = [
+    [grouping.algorithm_title(algorithm), f'{decay:g}', f'{alpha:g}', *numbers]
+    + _published(paper.CIFAR10[algorithm][alpha])
+    for (algorithm, alpha, _, decay), numbers in _pair_rows(cells, claims.table_cells())
+  ]
+  return _markdown(['algorithm', 'WD', 'alpha', *_PAIR, *_PUBLISHED], rows)
+
+
+def table2(cells: claims.Cells) -> str:
+  """Returns the table on Shakespeare, alike."""
+  rows = [
+    [grouping.algorithm_title(algorithm), f'{decay:g}', *numbers]
+    + _published(paper.SHAKESPEARE[algorithm][decay])
+    for (algorithm, _, _, decay), numbers in _pair_rows(cells, claims.shakespeare_cells())
+  ]
+  return _markdown(['algorithm', 'WD', *_PAIR, *_PUBLISHED], rows)
+
+
+def _published(pair: tuple[float, float]) -> list[str]:
+  baseline, nar = pair
+  return [f'{baseline:.2f}, {nar:.2f}', f'{nar - baseline:+.2f}']
 
 
 def weight_decays(cells: claims.Cells, algorithms, settings) -> str:
@@ -70,8 +86,7 @@ def weight_decays(cells: claims.Cells, algorithms, settings) -> str:
     [grouping.algorithm_title(algorithm), f'{alpha:g}', str(steps), f'{decay:g}', *numbers]
     for (algorithm, alpha, steps, decay), numbers in _pair_rows(cells, wanted)
   ]
-  header = ['algorithm', 'alpha', 'steps', 'WD', 'baseline', 'NAR', 'NAR - baseline [95 %]']
-  return _markdown(header, rows)
+  return _markdown(['algorithm', 'alpha', 'steps', 'WD', *_PAIR], rows)
 
 
 def claims_table(found: Sequence[claims.Claim]) -> str:
@@ -89,40 +104,62 @@ def progress(records: Mapping[str, Any]) -> str:
   counting = [name for name in study.runs(study.STAGES) if name in records]
   versions = sorted({str(records[name]['version']) for name in counting})
   text = _markdown(['stage', 'runs done'], rows)
-  return f'{text}\n\nVersions of the code: {", ".join(versions) or "none yet"}.'
+  versions_text = f'Versions of the code: {", ".join(versions) or "none yet"}.'
+  return f'{text}\n\n{versions_text} {processors(records)}'
 
 
-def choices(records: Mapping[str, Any]) -> dict[str, float] | None:
-  """Returns what follows from the pilot by the protocol's rules, or None before its end.
+def processors(records: Mapping[str, Any]) -> str:
+  """Returns a sentence on the processors that the runs, those of the pilot too, were run on."""
+  found = collections.Counter(_processor(record.get('processor')) for record in records.values())
+  unknown = found.pop(None, 0)
+  parts = [f'{text}: {_runs(number)}' for text, number in sorted(found.items())]
+  parts += [f'not kept: {_runs(unknown)}'] if unknown else []
+  return (
+    'Processors, with the last vector extension of each that oneDNN chooses its code by (another '
+    f'one may give other last bits), the pilot included: {"; ".join(parts) or "none yet"}.'
+  )
+
+
+def _processor(processor: Mapping[str, Any] | None) -> str | None:
+  if processor is None:
+    return None
+  extensions = processor['extensions']
+  last = 'not known' if extensions is None else (extensions or ['none'])[-1]
+  return f'{processor["name"]} ({last})'
+
+
+def _runs(number: int) -> str:
+  return '1 run' if number == 1 else f'{number} runs'
+
+
+def choices(records: Mapping[str, Any], task: str) -> dict[str, float] | None:
+  """Returns what follows from the pilot on a task by the protocol's rules, or None before its end.
 
   By name: `learning_rate`, `max_norm`, and the server's rate of each algorithm that has one.
   """
-  runs = study.runs(study.PILOT_STAGES)
-  if any(name not in records for name in runs):
+  pilot = study.PILOTS[task]
+  rates, servers, bounds = (study.runs([stage]) for stage in pilot.stages())
+  if any(name not in records for name in (*rates, *servers, *bounds)):
     return None
 
-  def best(setting, **fixed):
-    """Returns the best value of a setting among the runs whose other settings are as given."""
+  def best(setting, runs, cell):
+    """Returns the best value of a setting among the runs of a cell."""
     found = [
       (records[name]['final_test_accuracy'], settings[setting])
       for name, settings in runs.items()
-      if not records[name]['diverged']
-      and all(settings.get(key) == value for key, value in fixed.items())
+      if not records[name]['diverged'] and cell.items() <= settings.items()
     ]
     return max(found)[1]
 
-  alpha, _ = study.MAIN_SETTING
-  rate = best('learning_rate', algorithm='fed_avg', client_optimizer='sgd', alpha=alpha)
-  bounds = [
+  enough = [
     settings['max_norm']
-    for name, settings in study.runs(['pilot_bounds']).items()
+    for name, settings in bounds.items()
     if _clipped_share(records[name]) <= study.PILOT_CLIPPED_SHARE
   ]
-  servers = {a: best('server_learning_rate', algorithm=a) for a in study.PILOT_SERVER_RATES}
   return {
-    'learning_rate': rate,
-    'max_norm': min(bounds, default=max(study.PILOT_BOUNDS)),
-    **servers,
+    'learning_rate': best('learning_rate', rates, pilot.cell('fed_avg', 'sgd')),
+    'max_norm': min(enough, default=max(pilot.bounds)),
+    **{a: best('server_learning_rate', servers, pilot.cell(a, 'sgd')) for a in pilot.server_rates},
   }
 
 
@@ -131,45 +168,37 @@ def _clipped_share(record: Mapping[str, Any]) -> float:
   return steps['clipped_steps'] / max(steps['total_steps'], 1)
 
 
-def pilot(records: Mapping[str, Any]) -> str:
-  """Returns what the pilot found, and what follows from it by the protocol's rules."""
-  rows = []
-  for stage in study.PILOT_STAGES:
-    for name, settings in study.runs([stage]).items():
-      if name not in records:
-        continue
-      record = records[name]
-      accuracy = 'diverged' if record['diverged'] else f'{100 * record["final_test_accuracy"]:.2f}'
-      rates = [
-        grouping.text(settings.get(key))
-        for key in ('alpha', 'learning_rate', 'server_learning_rate', 'max_norm', 'total_rounds')
-      ]
-      title = grouping.algorithm_title(settings['algorithm'])
-      rows.append([title, *rates, accuracy, f'{100 * _clipped_share(record):.1f}'])
-  header = [
-    'algorithm',
-    'alpha',
-    'lr',
-    'server lr',
-    'A',
-    'rounds',
-    'accuracy, held out',
-    'clipped %',
-  ]
-  found = choices(records)
+def pilot(records: Mapping[str, Any], task: str) -> str:
+  """Returns what the pilot on a task found, and what follows from it by the protocol's rules."""
+  runs, rows = study.runs(study.PILOTS[task].stages()), []
+  columns = {
+    'alpha': 'alpha', 'lr': 'learning_rate', 'server lr': 'server_learning_rate', 'A': 'max_norm',
+    'rounds': 'total_rounds',
+  }  # fmt: skip
+  if task == 'shakespeare':
+    del columns['alpha']
+  for name, settings in runs.items():
+    if name not in records:
+      continue
+    record = records[name]
+    accuracy = 'diverged' if record['diverged'] else f'{100 * record["final_test_accuracy"]:.2f}'
+    rates = [grouping.text(settings.get(setting)) for setting in columns.values()]
+    title = grouping.algorithm_title(settings['algorithm'])
+    rows.append([title, *rates, accuracy, f'{100 * _clipped_share(record):.1f}'])
+  found = choices(records, task)
   if found is None:
-    every = study.runs(study.PILOT_STAGES)
-    done = sum(name in records for name in every)
-    text = f'The pilot is not finished: {done} of {len(every)} runs. Nothing is chosen yet.'
+    done = sum(name in records for name in runs)
+    text = f'The pilot is not finished: {done} of {len(runs)} runs. Nothing is chosen yet.'
   else:
     servers = ', '.join(
-      f'{grouping.algorithm_title(a)} {found[a]:g}' for a in study.PILOT_SERVER_RATES
+      f'{grouping.algorithm_title(a)} {found[a]:g}' for a in study.PILOTS[task].server_rates
     )
     text = (
       f'So the learning rate is {found["learning_rate"]:g}, A = {found["max_norm"]:g}, and the '
       f"server's rates are {servers}."
     )
-  return f'{_markdown(header, rows)}\n\n{text}'
+  table = _markdown(['algorithm', *columns, 'accuracy, held out', 'clipped %'], rows)
+  return f'{table}\n\n{text}'
 
 
 def blocks(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -179,8 +208,9 @@ def blocks(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
   return {
     'claims': claims_table(claims.judge_all(runs)),
     'progress': progress(records),
-    'pilot': pilot(records),
+    **{study.PILOTS[task].prefix: pilot(records, task) for task in study.PILOTS},
     'table1': table1(cells),
+    'table2': table2(cells),
     'weight_decay': weight_decays(cells, paper.CIFAR10, [study.MAIN_SETTING]),
     'other_settings': weight_decays(cells, ['fed_avg'], study.OTHER_SETTINGS),
   }

@@ -6,7 +6,8 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
 
 from experiments.definition import parsing, study
 from experiments.definition.settings import RunDivergedError, UsageError
@@ -22,6 +23,23 @@ def check_stages(names: Iterable[str]) -> None:
   for name in names:
     if name not in known:
       raise UsageError(f'--stages={name} is unknown: it takes {", ".join(known)}.')
+
+
+def check_pilots(records: Mapping[str, Any], stages: Iterable[str]) -> None:
+  """Raises a `UsageError` if runs that count would have settings that the pilot has not chosen."""
+  from experiments.reading import study_page  # Only now: it draws.
+
+  for task in study.tasks(stages):
+    chosen, used = study_page.choices(records, task), study.chosen_settings(task)
+    if chosen is None:
+      needed = ','.join(study.PILOTS[task].stages())
+      raise UsageError(
+        f'the pilot on {task} is not finished: run --stages={needed} before the others.'
+      )
+    if chosen != used:
+      raise UsageError(
+        f'the pilot on {task} chooses {chosen}, and experiments/definition/presets.py has {used}.'
+      )
 
 
 def missing(
@@ -61,12 +79,14 @@ def collect(name: str, path: pathlib.Path, target: pathlib.Path) -> None:
   if not (run.is_finished or run.has_diverged):
     raise UsageError(f'{path} is not finished.')
   result = json.loads((path / 'result.json').read_text())
+  environment = json.loads((path / 'config.json').read_text())['environment']
   record = results.to_record(
     name,
     run,
     weights_sha256=result['weights_sha256'],
     seconds=round(sum(runs.read_seconds(path)), 1),
     version=version(),
+    processor=environment.get('processor'),  # None of a run that was begun before it was kept.
   )
   results.write(target, {**results.read(target), name: record})
 

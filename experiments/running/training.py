@@ -8,7 +8,7 @@ import platform
 
 from experiments.definition import catalogue, presets
 from experiments.definition.settings import RunDivergedError, RunFailedError, UsageError
-from experiments.running import directory
+from experiments.running import directory, processor
 
 _PASSED_ON = (
   'total_rounds', 'batch_size', 'rounds_per_evaluation', 'rounds_per_checkpoint',
@@ -197,6 +197,7 @@ def _describe_environment():
     'tensorflow': tf.__version__,
     'tensorflow_federated': tff.__version__,
     'python': platform.python_version(),
+    'processor': processor.describe(),
     'runtime': fednar_tff.runtime.describe(),
   }
 

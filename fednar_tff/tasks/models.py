@@ -19,6 +19,7 @@ from fednar_tff.tasks.layers import layer_norm as layer_norm
 from fednar_tff.tasks.layers import mean_of_map
 from fednar_tff.tasks.model_fns import build_model_fns as build_model_fns
 from fednar_tff.tasks.transformer import attention as attention
+from fednar_tff.tasks.transformer import build_small_transformer as build_small_transformer
 from fednar_tff.tasks.transformer import build_transformer as build_transformer
 
 

@@ -7,6 +7,7 @@ import re
 import string
 from typing import Any
 
+import attrs
 import numpy as np
 import tensorflow as tf
 
@@ -53,7 +54,12 @@ def build_shakespeare(
   """
   common = assembly.CommonArguments(**arguments)
   builder = assembly.choose(
-    'model of task shakespeare', model, {'transformer': models.build_transformer}
+    'model of task shakespeare',
+    model,
+    {
+      'transformer': models.build_transformer,
+      'small_transformer': models.build_small_transformer,
+    },
   )
   assembly.check_dropout(dropout)
   network = builder(
@@ -89,7 +95,7 @@ def build_shakespeare(
       x=collections.OrderedDict(tokens=joined[:, :WINDOW]),
       y=joined[:, 1:] if prediction == 'every' else joined[:, WINDOW].astype(np.int32),
     )
-  return assembly.assemble(
+  made = assembly.assemble(
     'shakespeare',
     common,
     train=examples['train'],
@@ -103,10 +109,14 @@ def build_shakespeare(
         tokens=encode_last_window(_leaf_text_in_graph(raw) if text == 'leaf' else raw)
       ),
     ),
-    keras_model_fn=keras_models.of_codes(
+    # Keras's own attention has no place for the numbers of distances.
+    keras_model_fn=None
+    if model == 'small_transformer'
+    else keras_models.of_codes(
       WINDOW, VOCABULARY_SIZE, causal=prediction == 'every', precision=common.precision
     ),
   )
+  return attrs.evolve(made, examples_overlap=True)
 
 
 def encode(text: bytes) -> np.ndarray:

@@ -47,6 +47,8 @@ class Task(tff.simulation.baselines.BaselineTask):
     arguments: What `create_task` made it with, defaults included, or None if it was made in another
       way.
     precision: The type in which the model multiplies; see `build_model_fns`.
+    examples_overlap: Whether examples of a client share data with those beside them, as the windows
+      of a text do; see `with_validation`.
   """
 
   name: str
@@ -56,6 +58,7 @@ class Task(tff.simulation.baselines.BaselineTask):
   keras_model_fn: Callable[[Mapping[str, np.ndarray]], tf.keras.Model] | None = None
   arguments: Mapping[str, Any] | None = None
   precision: str = 'float32'
+  examples_overlap: bool = False
   _arrays: Any = attrs.field(alias='arrays', repr=False, kw_only=True)
   _position: dict = attrs.field(init=False, repr=False)
   _needs_seed: bool = attrs.field(init=False, repr=False)
@@ -182,9 +185,12 @@ class Task(tff.simulation.baselines.BaselineTask):
     Choose settings by it: what is chosen by the test set itself looks better than it is. The real
     test set is not in the result.
 
+    Of windows of a text (`examples_overlap`), the last ones of each client are held out: what they
+    ask for stands behind all windows that are trained on. Any other examples are drawn.
+
     Args:
       share: The share of each client's examples that is held out, rounded down.
-      seed: Decides which.
+      seed: Decides which, where they are drawn.
 
     Raises:
       ValueError: If the share is not between 0 and 1, or too small to hold out a single example.
@@ -193,10 +199,13 @@ class Task(tff.simulation.baselines.BaselineTask):
       raise ValueError(f'`share` must be between 0 and 1, found {share}.')
     kept, held_out = [], []
     for number, rows in enumerate(self.partition.rows):
-      mixed = np.random.default_rng([seed, number]).permutation(rows)
+      if self.examples_overlap:
+        ordered = np.sort(rows)[::-1]
+      else:
+        ordered = np.random.default_rng([seed, number]).permutation(rows)
       count = int(share * len(rows))
-      held_out.append(mixed[:count])
-      kept.append(mixed[count:])
+      held_out.append(ordered[:count])
+      kept.append(ordered[count:])
     test_rows = np.sort(np.concatenate(held_out))
     if not test_rows.size:
       raise ValueError(f'`share` must hold out at least one example, found {share}.')

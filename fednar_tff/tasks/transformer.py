@@ -2,7 +2,7 @@
 """The transformer that predicts the next character."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -10,11 +10,12 @@ import tensorflow as tf
 from fednar_tff.tasks import layers as layers_lib
 
 
-def attention(param, queries, x, name, *, heads, dropout, causal, initialization):
+def attention(param, queries, x, name, *, heads, dropout, causal, initialization, span=None):
   """Multi-head attention of `queries` to positions of `x`, both `[batch, positions, width]`.
 
   The queries are the last positions of `x`. If `causal`, each attends to itself and to those before
-  it, otherwise to all.
+  it, otherwise to all. If `span` is given, it attends to itself and to the `span - 1` before it,
+  and a learned number for each head and distance is added to its scores.
   """
   width, dtype = x.shape[-1], layers_lib.compute_dtype(param)
   kernel = param(f'{name}/kernel', [width, 3 * width], bound=initialization.projection_bound(width))
@@ -41,7 +42,14 @@ def attention(param, queries, x, name, *, heads, dropout, causal, initialization
     (query,), (key, value) = project(queries, slice(0, 1)), project(x, slice(1, 3))
   scores = layers_lib.batch_matmul(query, key, transpose_b=True)
   num_queries, num_keys = queries.shape[1], x.shape[1]
-  if causal and num_queries > 1:  # The last position alone sees all.
+  if span is not None:
+    back = np.arange(num_keys - num_queries, num_keys)[:, np.newaxis] - np.arange(num_keys)
+    one_hot = np.equal.outer(np.arange(span), back).astype(np.float32)
+    distances = param(f'{name}/distances', [heads, span], deviation=1.0)
+    added = tf.linalg.matmul(distances, one_hot.reshape([span, -1]))
+    scores = tf.cast(scores, tf.float32) + tf.reshape(added, [heads, num_queries, num_keys])
+    scores += np.where(one_hot.any(axis=0), 0.0, -np.inf).astype(np.float32)
+  elif causal and num_queries > 1:  # The last position alone sees all.
     visible = np.tri(num_queries, num_keys, num_keys - num_queries, dtype=bool)
     scores = tf.cast(scores, tf.float32) + np.where(visible, 0.0, -np.inf).astype(np.float32)
   mixed = layers_lib.batch_matmul(dropout.softmax(scores, dtype), value)
@@ -101,6 +109,7 @@ def build_transformer(
   initialization: str = 'released',
   identical_layers: bool = False,
   prediction: str = 'last',
+  span: int | None = None,
 ) -> Callable[..., tf.Tensor]:
   """Builds a post-norm transformer encoder that predicts the next character.
 
@@ -121,6 +130,9 @@ def build_transformer(
     prediction: 'last' reads the last position only, so the last layer computes no other; there is
       no mask, since every position is known when the next character is asked for. With 'every', a
       position attends to none after it, and in training the character after each one is predicted.
+    span: If given, a position attends to itself and to the `span - 1` before it alone, whatever is
+      predicted. Where a character stands then shows in how far back it is: each head has a learned
+      number ~ N(0, 1) for each distance, which is added to scores, and no position has a vector.
 
   Returns:
     A network on `x = {'tokens': integers [batch, positions], 'seed': int32 [2]}` that returns the
@@ -157,13 +169,18 @@ def build_transformer(
     # A product with one-hot rows, not a lookup: its gradient is a dense tensor on every path.
     table = param('characters', [vocabulary_size, width], **initial.characters)
     one_hot = tf.one_hot(tf.reshape(tf.cast(tokens, tf.int32), [-1]), vocabulary_size)
-    positions = param('positions', [tokens.shape[1], width], **initial.positions)
+    if span is None:
+      positions = param('positions', [tokens.shape[1], width], **initial.positions)
     characters = tf.linalg.matmul(one_hot, table * width**0.5)
-    x = tf.reshape(characters, [-1, tokens.shape[1], width]) + positions
+    x = tf.reshape(characters, [-1, tokens.shape[1], width])
+    if span is None:
+      x += positions
     if input_dropout:
       x = dropout(x)
     for i in range(layers):
       name, own = f'layer{i}', param_of_layer(i)
+      if span is not None and not every:  # What the last position sees, through all layers.
+        x = x[:, -(1 + (layers - i) * (span - 1)) :]
       read = x[:, -1:] if i == layers - 1 and not every else x
       mixed = attention(
         own,
@@ -174,6 +191,7 @@ def build_transformer(
         dropout=dropout,
         causal=prediction == 'every',
         initialization=initial,
+        span=span,
       )
       x = layers_lib.layer_norm(own, _residual(read, dropout.keep(mixed)), f'{name}/norm0')
       y = dropout.keep_positive(layers_lib.dense(own, x, hidden, f'{name}/hidden'))
@@ -184,3 +202,21 @@ def build_transformer(
     return layers_lib.dense(param, x if every else x[:, -1], vocabulary_size, 'logits')
 
   return transformer
+
+
+def build_small_transformer(vocabulary_size: int, **options: Any) -> Callable[..., tf.Tensor]:
+  """Builds a transformer of one layer that sees eight characters: for studies of many runs.
+
+  With plain SGD, the large one takes long to find out that the characters just before are those
+  that matter. This one sees no others.
+
+  Args:
+    vocabulary_size: The number of characters.
+    **options: Other arguments of `build_transformer`.
+
+  Returns:
+    A network.
+  """
+  return build_transformer(
+    vocabulary_size, layers=1, heads=4, width=64, hidden=256, span=8, **options
+  )

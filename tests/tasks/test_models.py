@@ -101,22 +101,29 @@ def _np_resnet18(weights, x, window):
   return x[:, :window, :window].mean(axis=(1, 2)) @ next(weights) + next(weights)
 
 
-def _np_transformer(weights, tokens, layers, heads, causal=False):
+def _np_transformer(weights, tokens, layers, heads, causal=False, span=None):
   """Every position of every layer is computed here, and the logits after each are returned."""
   weights = iter(weights)
-  table, positions = next(weights), next(weights)
+  table = next(weights)
   width = table.shape[1]
-  x = table[tokens] * np.sqrt(width) + positions
+  x = table[tokens] * np.sqrt(width) + (next(weights) if span is None else 0.0)
   for _ in range(layers):
     kernel, bias = next(weights), next(weights)
+    by_distance = None if span is None else next(weights)
     query, key, value = np.split(x @ kernel + bias, 3, axis=-1)
     context = np.empty_like(x)
     for n in range(len(x)):
       for h in range(heads):
         part = slice(h * width // heads, (h + 1) * width // heads)
         for p in range(x.shape[1]):
-          seen = slice(p + 1) if causal else slice(None)
+          if span is not None:
+            seen = slice(max(0, p + 1 - span), p + 1)
+          else:
+            seen = slice(p + 1) if causal else slice(None)
           scores = key[n, seen, part] @ query[n, p, part] / np.sqrt(width // heads)
+          if span is not None:
+            # The last one is the position itself, at distance 0.
+            scores = scores + by_distance[h, : len(scores)][::-1]
           shares = np.exp(scores - scores.max())
           context[n, p, part] = shares @ value[n, seen, part] / shares.sum()
     x = _np_layer_norm(x + context @ next(weights) + next(weights), next(weights), next(weights))
@@ -182,6 +189,34 @@ def test_transformer_equals_numpy(layers, prediction):
   np.testing.assert_allclose(actual, expected[:, -1], atol=1e-4)
   actual = model.predict_on_batch(x, training=True)
   np.testing.assert_allclose(actual, expected if every else expected[:, -1], atol=1e-4)
+
+
+@pytest.mark.parametrize('prediction', ['last', 'every'])
+@pytest.mark.parametrize('layers', [1, 2, 3])
+def test_transformer_with_a_span_equals_numpy(layers, prediction):
+  network = models.build_transformer(
+    11, layers=layers, heads=2, width=8, hidden=12, dropout_rate=0.0, prediction=prediction, span=3
+  )
+  every = prediction == 'every'
+  model, weights = _random_model(network, _text_spec(9, every))
+  tokens = np.random.RandomState(1).randint(0, 11, [3, 9])
+  x = {'tokens': tokens.astype(np.uint8), 'seed': np.zeros(2, np.int32)}
+  expected = _np_transformer(weights, tokens, layers, 2, span=3)
+  actual = model.predict_on_batch(x, training=False)
+  np.testing.assert_allclose(actual, expected[:, -1], atol=1e-4)
+  actual = model.predict_on_batch(x, training=True)
+  np.testing.assert_allclose(actual, expected if every else expected[:, -1], atol=1e-4)
+
+
+def test_small_transformer_equals_numpy():
+  network = models.build_small_transformer(80, dropout_rate=0.0, prediction='every')
+  model, weights = _random_model(network, _text_spec(80, every=True))
+  assert sum(w.size for w in weights) == 60_336
+  tokens = np.random.RandomState(1).randint(0, 80, [2, 80])
+  x = {'tokens': tokens.astype(np.uint8), 'seed': np.zeros(2, np.int32)}
+  expected = _np_transformer(weights, tokens, 1, 4, span=8)
+  np.testing.assert_allclose(model.predict_on_batch(x, training=True), expected, atol=1e-4)
+  np.testing.assert_allclose(model.predict_on_batch(x, training=False), expected[:, -1], atol=1e-4)
 
 
 # What rounding to so few bits may do to logits, as a share of the largest: bfloat16 has 8 bits, and

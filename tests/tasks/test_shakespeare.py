@@ -70,6 +70,26 @@ def test_windows_are_80_characters_and_the_next_one(data_dir, texts):
       assert _decode([examples[start]['y']]) == text[start + 80]
 
 
+def test_what_held_out_windows_ask_for_is_in_no_window_that_is_trained_on(data_dir, texts):
+  task = tasks.create_task(
+    'shakespeare', data_dir=data_dir, num_clients=3, prediction='every', validation_share=0.1
+  )
+
+  def windows(dataset):
+    return [_decode([*e['x']['tokens'], e['y'][-1]]) for e in dataset.as_numpy_iterator()]
+
+  held_out = windows(task.datasets.test_data)
+  assert len(held_out) == 3 * 200
+  for role in task.partition.client_ids:
+    text = '\n'.join(texts['train'][role])
+    kept = windows(task.datasets.train_data.create_tf_dataset_for_client(role))
+    starts = sorted(map(text.index, kept))
+    assert starts == list(range(starts[0], starts[0] + 1800))
+    asked = [text.index(window) + 80 for window in held_out if window in text]
+    # The last window that is trained on ends just before the first character that is asked for.
+    assert asked == list(range(starts[-1] + 81, starts[-1] + 81 + 200))
+
+
 def test_cropped_clients_hold_2000_and_400_consecutive_windows(data_dir, texts):
   task = tasks.create_task('shakespeare', data_dir=data_dir, num_clients=3)
   assert [len(rows) for rows in task.partition.rows] == [2000] * 3
