@@ -52,6 +52,7 @@ def build_shakespeare(
   and the other switches of the model.
   """
   common = assembly.CommonArguments(**arguments)
+  precision = common.precision
   builder = assembly.choose(
     'model of task shakespeare', model, {'transformer': models.build_transformer}
   )
@@ -104,7 +105,7 @@ def build_shakespeare(
       ),
     ),
     keras_model_fn=keras_models.of_codes(
-      WINDOW, VOCABULARY_SIZE, causal=prediction == 'every', precision=common.precision
+      WINDOW, VOCABULARY_SIZE, causal=prediction == 'every', precision=precision
     ),
   )
 
