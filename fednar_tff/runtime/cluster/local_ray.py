@@ -139,14 +139,17 @@ class LocalRay:
 
   def _wait(self, supervisor, log):
     deadline = time.monotonic() + _SECONDS_TO_START
-    # Not `read`, which would move the place that Ray writes to.
-    while _STARTED not in (said := os.pread(log.fileno(), 2**20, 0).decode(errors='replace')):
-      if supervisor.poll() is not None or time.monotonic() > deadline:
-        lines = said.split('\n')
-        said = next((line.strip() for line in reversed(lines) if line.strip()), 'nothing')
-        self.stop()
-        raise remote.WorkerLostError(f'Ray did not start on this machine; it said: {said}')
+    has_failed = False
+    while not has_failed:
+      has_failed = supervisor.poll() is not None or time.monotonic() > deadline
+      # After the look, so that nothing is missed; not `read`, which moves the place Ray writes to.
+      said = os.pread(log.fileno(), 2**20, 0).decode(errors='replace')
+      if _STARTED in said:
+        return
       time.sleep(0.1)
+    self.stop()
+    last = next((line.strip() for line in reversed(said.split('\n')) if line.strip()), 'nothing')
+    raise remote.WorkerLostError(f'Ray did not start on this machine; it said: {last}')
 
 
 def _stop(supervisor: subprocess.Popen, folder: pathlib.Path) -> None:
