@@ -321,7 +321,7 @@ def test_the_pilot_chooses_by_its_rules(task):
     return by_rate - abs(s.get('server_learning_rate', 0.3) - 0.3)
 
   records = pilot_records(
-    task, accuracy, lambda s: 0.1 * bound / s['max_norm'] if 'max_norm' in s else 0.0
+    task, accuracy, lambda s: 0.099 * bound / s['max_norm'] if 'max_norm' in s else 0.0
   )
   chosen = {'learning_rate': middle, 'max_norm': bound, 'fed_adam': 0.1, 'fed_avgm': 0.3}
   assert study_page.choices(records, task) == chosen
