@@ -66,11 +66,21 @@ def missing(
   return cells
 
 
-def version() -> str | None:
-  """Returns the commit of this checkout, or None outside of one."""
-  command = ['git', 'describe', '--always', '--tags', '--dirty']
-  found = subprocess.run(command, capture_output=True, text=True, check=False)
-  return found.stdout.strip() or None
+def version(checkout: pathlib.Path = pathlib.Path()) -> str | None:
+  """Returns the commit of a checkout, with `-dirty` if code differs; None outside of one.
+
+  Results and docs are no code: the study itself writes them.
+
+  Args:
+    checkout: A folder of it; by default the current one.
+  """
+
+  def git(*arguments):
+    command = ['git', '-C', str(checkout), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+  changed = git('status', '--porcelain', '--untracked-files=no', '--', ':/*.py')
+  return git('describe', '--always', '--tags') + ('-dirty' if changed else '') or None
 
 
 def collect(name: str, path: pathlib.Path, target: pathlib.Path) -> None:

@@ -4,6 +4,7 @@
 import json
 import pathlib
 import random
+import subprocess
 import sys
 
 import pytest
@@ -356,3 +357,21 @@ def test_the_page_says_which_processors_there_were():
   text = study_page.processors({'1': new, '2': old, '3': new})
   assert text.endswith('A (avx2): 2 runs; not kept: 1 run.')
   assert study_page.processors({}).endswith('none yet.')
+
+
+def test_the_version_is_dirty_by_code_and_not_by_results(tmp_path):
+  def git(*arguments):
+    author = ['-c', 'user.name=a', '-c', 'user.email=a@b']
+    subprocess.run(['git', '-C', str(tmp_path), *author, *arguments], check=True)
+
+  assert studying.version(tmp_path) is None
+  git('init', '--quiet')
+  for name in ('code.py', 'results.jsonl'):
+    (tmp_path / name).write_text('one')
+  git('add', '.')
+  git('commit', '--quiet', '--message=one')
+  clean = studying.version(tmp_path)
+  (tmp_path / 'results.jsonl').write_text('two')
+  assert studying.version(tmp_path) == clean and len(clean) >= 7
+  (tmp_path / 'code.py').write_text('two')
+  assert studying.version(tmp_path) == f'{clean}-dirty'
