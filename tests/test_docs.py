@@ -64,8 +64,13 @@ def test_python_blocks_run(program, tmp_path):
   assert process.returncode == 0, errors
 
 
+# Each starts several programs; those of the README are what a newcomer types first.
 SHELL_BLOCKS = [
-  pytest.param(block, id=f'{page.name}-{number}')
+  pytest.param(
+    block,
+    id=f'{page.name}-{number}',
+    marks=[] if page.name == 'README.md' else [pytest.mark.slow],
+  )
   for page in PAGES
   for number, block in enumerate(_blocks(page, 'sh'))
 ]
