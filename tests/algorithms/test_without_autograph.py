@@ -124,3 +124,20 @@ def test_the_server_descends_along_the_mean(eagerly, extrapolated):
   assert isinstance(output.measurements, collections.OrderedDict)
   np.testing.assert_allclose(output.measurements['server_step_size'], factor)
   np.testing.assert_allclose(output.measurements['model_norm'], np.linalg.norm(expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['fed_adam', 'fed_exp'])
+def test_a_round_whose_server_step_is_not_plain_averaging(problem, eagerly, name):
+  def build():
+    return algorithms.get_builder(name)(
+      problem.functional_model(),
+      client_optimizer_fn=optimizers.build_nar(0.4, 0.3, 0.6),
+      loop_implementation=REDUCE,
+    )
+
+  data = problem.datasets([0, 1], REDUCE)
+  plain, converted = (
+    process.next(process.initialize(), data) for process in (eagerly(build), build())
+  )
+  assert_same(plain.state.global_model_weights, converted.state.global_model_weights)
+  assert plain.metrics.keys() == converted.metrics.keys()
