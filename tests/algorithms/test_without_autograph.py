@@ -42,9 +42,9 @@ def pull(gradient, weights, server_weights, constants):
   return [g + 0.1 * (w - s) + c for g, w, s, c in zip(gradient, weights, server_weights, constants)]
 
 
-def train(problem, kind, loop, dataset, weighting=UNIFORM, optimizer=None, **arguments):
+def train(problem, kind, loop, dataset, weighting=UNIFORM, optimizer=None, model=None, **arguments):
   weights = tff.learning.models.ModelWeights(tuple(map(tf.constant, problem.initial)), ())
-  model = problem.functional_model() if kind == 'functional' else problem.variable_model
+  model = model or (problem.functional_model() if kind == 'functional' else problem.variable_model)
   optimizer = optimizer or optimizers.build_nar(0.4, 0.3, 0.6)
   hparams = optimizer.get_hparams(
     optimizer.initialize([tf.TensorSpec(w.shape) for w in weights.trainable])
@@ -126,18 +126,57 @@ def test_the_server_descends_along_the_mean(eagerly, extrapolated):
   np.testing.assert_allclose(output.measurements['model_norm'], np.linalg.norm(expected), rtol=1e-6)
 
 
-@pytest.mark.parametrize('name', ['fed_adam', 'fed_exp'])
-def test_a_round_whose_server_step_is_not_plain_averaging(problem, eagerly, name):
+def test_the_step_that_xla_compiles(problem, eagerly):
+  dataset = problem.packed(1)
+  plain = eagerly(lambda: train(problem, 'functional', PACKED, dataset, jit_compile=True))
+  assert_same(plain, train(problem, 'functional', PACKED, dataset))
+
+
+def test_a_model_that_does_not_count_its_examples(problem, eagerly):
+  def uncounting_model():
+    model = problem.variable_model()
+    forward_pass = model.forward_pass
+    model.forward_pass = lambda batch, training: forward_pass(batch, training)._replace(
+      num_examples=None
+    )
+    return model
+
+  plain = eagerly(
+    lambda: train(
+      problem, 'variable', ITERATOR, problem.batches(1), NUM_EXAMPLES, model=uncounting_model
+    )
+  )
+  assert float(plain.update_weight) == 11.0
+
+
+@pytest.mark.parametrize(
+  ('name', 'arguments'),
+  [
+    ('fed_adam', {}),
+    ('fed_adam', {'variant': 'reference'}),
+    ('fed_exp', {}),
+    ('fed_dyn', {'num_clients': 4, 'regularization_strength': 0.5}),
+    ('scaffold', {'num_clients': 4}),
+  ],
+  ids=['fed_adam', 'fed_adam-reference', 'fed_exp', 'fed_dyn', 'scaffold'],
+)
+def test_two_rounds(problem, eagerly, name, arguments):
   def build():
     return algorithms.get_builder(name)(
       problem.functional_model(),
       client_optimizer_fn=optimizers.build_nar(0.4, 0.3, 0.6),
       loop_implementation=REDUCE,
+      **arguments,
     )
 
-  data = problem.datasets([0, 1], REDUCE)
-  plain, converted = (
-    process.next(process.initialize(), data) for process in (eagerly(build), build())
+  def two_rounds(process):
+    state, clients = process.initialize(), problem.datasets([0, 1], REDUCE)
+    if not algorithms.has_client_states(process):
+      return process.next(process.next(state, clients).state, clients)
+    state, client_states, _ = process.next(state, [process.initial_client_state()] * 2, clients)
+    return process.next(state, client_states, clients)
+
+  plain, converted = two_rounds(eagerly(build)), two_rounds(build())
+  assert_same(
+    tf.nest.map_structure(np.asarray, plain), tf.nest.map_structure(np.asarray, converted)
   )
-  assert_same(plain.state.global_model_weights, converted.state.global_model_weights)
-  assert plain.metrics.keys() == converted.metrics.keys()
