@@ -24,7 +24,7 @@ _STUDY_ROUNDS = {'cifar10': 150, 'shakespeare': 80}
 # Chosen by the study's pilot, as its learning rates and bounds are (docs/study.md).
 STUDY_SERVER_RATES = {
   'cifar10': {'fed_adam': 0.1, 'fed_avgm': 0.3},
-  'shakespeare': {'fed_adam': 0.03, 'fed_avgm': 1.0},
+  'shakespeare': {'fed_adam': 0.03, 'fed_avgm': 0.3},
 }
 
 
@@ -75,7 +75,7 @@ _CHANGES = {
     },
     'shakespeare': {
       'model': 'small_transformer', 'clients_per_round': 5, 'batch_size': 5, 'local_steps': 20,
-      'learning_rate': 1.0, 'max_norm': 1.0,
+      'learning_rate': 1.0, 'max_norm': 1.5,
       'prediction': 'every', 'initialization': 'uniform', 'dropout': 0.0,
       'rounds_per_evaluation': 2, 'evaluation_examples': 4000,
       **_annealed('shakespeare'),
