@@ -237,21 +237,3 @@ def test_a_state_that_comes_back_as_it_was_is_a_copy():
   found = context.invoke(run, given)
   np.testing.assert_array_equal(found[0], given[0])
   assert found[0] is not given[0]
-
-
-def test_a_dataset_that_is_reduced_counts_as_trained_on_the_host():
-  @tff.tensorflow.computation(tff.SequenceType(np.float32))
-  def reduced(data):
-    return data.reduce(0.0, lambda x, y: x + y)
-
-  @tff.tensorflow.computation(tff.SequenceType(np.float32))
-  @tf.function
-  def looped(data):
-    total = 0.0
-    for x in iter(data):
-      total += x
-    return total
-
-  for work, is_reduced in ((reduced, True), (looped, False)):
-    proto = work.to_compiled_building_block().proto.tensorflow
-    assert runtime.in_process.graph_function.GraphFunction(proto).reduces_on_host == is_reduced

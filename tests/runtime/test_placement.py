@@ -21,9 +21,11 @@ MAX_COPIES = 12
 BATCH_BYTES = {'resnet18': 20 * 32 * 32 * 3, 'transformer': 20 * 80}
 # What is done on the host in each step: to take the batch out of the resident arrays, or out of the
 # dataset.
+_READ_DATASET = {'IteratorGetNextAsOptional', 'OptionalGetValue', 'OptionalHasValue'}
 HOST_OPS = {
   'packed': {'AddV2', 'GatherV2', 'GreaterEqual', 'StridedSlice', 'Where'},
-  'iterator': {'IteratorGetNextAsOptional', 'OptionalGetValue', 'OptionalHasValue'},
+  'iterator': _READ_DATASET,
+  'reduce': _READ_DATASET,
 }
 
 

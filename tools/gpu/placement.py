@@ -296,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
   parser.add_argument('--device', choices=DEVICES, default='pretended')
   parser.add_argument('--model', choices=('resnet18', 'transformer'), default='resnet18')
   parser.add_argument('--algorithms', nargs='+', default=['fed_avg'])
-  parser.add_argument('--loops', nargs='+', default=['packed', 'iterator'])
+  parser.add_argument('--loops', nargs='+', default=['packed', 'iterator', 'reduce'])
   parser.add_argument('--accelerators', nargs='+', type=int, default=[0, 1])
   parser.add_argument('--library', help='the pretended device, if it is compiled already')
   options = parser.parse_args(arguments)

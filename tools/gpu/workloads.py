@@ -16,6 +16,7 @@ ALGORITHMS = ('fed_avg', 'fed_prox', 'scaffold', 'fed_exp', 'fed_adam')
 LOOPS = {
   'packed': algorithms.PACKED,
   'iterator': tff.learning.LoopImplementation.DATASET_ITERATOR,
+  'reduce': tff.learning.LoopImplementation.DATASET_REDUCE,
 }
 BATCH_SIZE = 20
 # More than any batch: what crosses in a step and is as large as this cannot be a batch.

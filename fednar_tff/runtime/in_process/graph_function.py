@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from fednar_tff.runtime.in_process import call_options
+from fednar_tff.runtime.in_process import call_options, reduce_loops
 
 # No number is used twice in a process: TensorFlow knows variables and functions by their names.
 _copy_numbers = itertools.count()
@@ -97,6 +97,7 @@ class _Copy:
 
   def __init__(self, tensorflow_proto, device: str = ''):
     graph_def = tf.compat.v1.GraphDef.FromString(tensorflow_proto.graph_def.value)
+    reduce_loops.replace_reduces(graph_def)
     suffix = f'_fednar_{next(_copy_numbers)}'
     _rename_functions(graph_def, suffix)
     _rename_resources(graph_def, suffix)
@@ -170,8 +171,6 @@ class GraphFunction:
     self._has_state = bool(tensorflow_proto.initialize_op) or any(
       'shared_name' in node.attr for node in _all_nodes(graph_def)
     )
-    # TensorFlow runs the function of a dataset's reduce on the host, whatever device is asked for.
-    self.reduces_on_host = any(node.op == 'ReduceDataset' for node in _all_nodes(graph_def))
     has_temporary_variables = any(node.op == 'TemporaryVariable' for node in _all_nodes(graph_def))
     self.can_be_part = not has_temporary_variables
     self._turn: Any = _temporary_variables if has_temporary_variables else contextlib.nullcontext()

@@ -71,9 +71,6 @@ class Call(Step):
       arguments = [values.to_tensor(slots[slot]) for slot in self.reads]
     slots.update(zip(self.writes, self.function(arguments, device), strict=True))
 
-  def ran_on(self, slots):
-    return values.HOST if self.function.reduces_on_host else super().ran_on(slots)
-
 
 @dataclasses.dataclass
 class Function:
