@@ -19,6 +19,8 @@ SEEDS = (0, 1, 2)
 DECAY_ALGORITHMS = ('fed_avg', 'scaffold', 'fed_avgm')
 # (alpha, local steps) of the weight decays, and of FedAvg alone.
 MAIN_SETTING, *OTHER_SETTINGS = paper.SWEEP_SETTINGS
+# What is run in both precisions: algorithm, alpha, local steps, weight decay.
+PRECISION_CELL = ('fed_avg', *MAIN_SETTING, paper.CIFAR10_WEIGHT_DECAYS['fed_avg'])
 # The pilot decides on rates and bound, before the first run that counts: without weight decay, on
 # held-out training examples, with a seed that no other run has.
 PILOT_SEED = 100
@@ -160,6 +162,14 @@ def _table2():
       yield from _with_seed(cells, seed)
 
 
+def _precision():
+  """FedAvg of Table 1 at the first alpha once more, in bfloat16."""
+  for seed in SEEDS:
+    cells = _cifar10_cells('fed_avg', [PRECISION_CELL[1:3]], [PRECISION_CELL[3]])
+    for name, settings in _with_seed(cells, seed):
+      yield f'{name}_bfloat16', {**settings, 'precision': 'bfloat16'}
+
+
 def _with_seed(cells, seed):
   for cell in cells:
     yield (
@@ -178,17 +188,19 @@ STAGES = {
   'other_settings': _other_settings,
   'table2': _table2,
 }
+# Beside the paper's claims: what the other precision changes.
+EXTRA_STAGES = {'precision': _precision}
+ALL_STAGES = {**PILOT_STAGES, **STAGES, **EXTRA_STAGES}
 
 
 def runs(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
   """Returns the settings of the runs of some stages by name, in order."""
-  every = {**PILOT_STAGES, **STAGES}
-  return {name: settings for stage in stages for name, settings in every[stage]()}
+  return {name: settings for stage in stages for name, settings in ALL_STAGES[stage]()}
 
 
 def tasks(stages: Iterable[str]) -> list[str]:
   """Returns the tasks of those of the stages that count, whose pilots have to be finished."""
-  found = runs(stage for stage in stages if stage in STAGES)
+  found = runs(stage for stage in stages if stage not in PILOT_STAGES)
   return list(dict.fromkeys(settings['task'] for settings in found.values()))
 
 

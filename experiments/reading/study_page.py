@@ -22,6 +22,7 @@ _STAGE_TITLES = {
   'weight_decay': 'Weight decays at alpha 0.3, 20 steps',
   'other_settings': 'Weight decays of FedAvg at (0.3, 5) and (10, 20)',
   'table2': 'Table 2: six algorithms, two weight decays, on Shakespeare',
+  'precision': 'FedAvg at alpha 0.3 in bfloat16',
 }
 _MISSING = 'missing'
 _PAIR = ('baseline', 'NAR', 'NAR - baseline [95 %]')
@@ -89,6 +90,16 @@ def weight_decays(cells: claims.Cells, algorithms, settings) -> str:
   return _markdown(['algorithm', 'alpha', 'steps', 'WD', *_PAIR], rows)
 
 
+def precision(float32: claims.Cells, bfloat16: claims.Cells) -> str:
+  """Returns what the precision changes."""
+  rows = []
+  for title, optimizer in (('baseline', 'clip'), ('NAR', 'nar')):
+    pair = [cells.accuracy(*study.PRECISION_CELL, optimizer) for cells in (float32, bfloat16)]
+    change = spread(list(claims.minus(pair[1], pair[0]).values()))
+    rows.append([title, *map(_mean, pair), claims.interval(change)])
+  return _markdown(['', 'float32', 'bfloat16', 'bfloat16 - float32 [95 %]'], rows)
+
+
 def claims_table(found: Sequence[claims.Claim]) -> str:
   """Returns the claims with their verdicts."""
   rows = [[c.name, c.text, f'**{c.verdict}**', c.because] for c in found]
@@ -101,7 +112,7 @@ def progress(records: Mapping[str, Any]) -> str:
   for stage, title in _STAGE_TITLES.items():
     names = study.runs([stage])
     rows.append([title, f'{sum(name in records for name in names)} of {len(names)}'])
-  counting = [name for name in study.runs(study.STAGES) if name in records]
+  counting = [name for name in study.runs(_STAGE_TITLES) if name in records]
   versions = sorted({str(records[name]['version']) for name in counting})
   text = _markdown(['stage', 'runs done'], rows)
   versions_text = f'Versions of the code: {", ".join(versions) or "none yet"}.'
@@ -213,6 +224,7 @@ def blocks(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     'table2': table2(cells),
     'weight_decay': weight_decays(cells, paper.CIFAR10, [study.MAIN_SETTING]),
     'other_settings': weight_decays(cells, ['fed_avg'], study.OTHER_SETTINGS),
+    'precision': precision(cells, claims.Cells(_stage_runs(records, study.EXTRA_STAGES))),
   }
 
 

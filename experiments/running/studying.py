@@ -19,10 +19,9 @@ _POLL_SECONDS = 1.0
 
 def check_stages(names: Iterable[str]) -> None:
   """Raises a `UsageError` if a stage is not known."""
-  known = (*study.PILOT_STAGES, *study.STAGES)
   for name in names:
-    if name not in known:
-      raise UsageError(f'--stages={name} is unknown: it takes {", ".join(known)}.')
+    if name not in study.ALL_STAGES:
+      raise UsageError(f'--stages={name} is unknown: it takes {", ".join(study.ALL_STAGES)}.')
 
 
 def check_pilots(records: Mapping[str, Any], stages: Iterable[str]) -> None:
