@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process offers besides `next`; the registry; errors that help."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -120,6 +122,40 @@ def test_registry_lists_the_known_names():
   known = 'fed_avg, fed_prox, scaffold, fed_exp, fed_adam, fed_avgm, fed_dyn, centralized'
   with pytest.raises(ValueError, match=f"`name` must be one of {known}, found 'fedavg'"):
     algorithms.get_builder('fedavg')
+
+
+def test_metrics_aggregator_may_leave_out_the_steps(problem):
+  def only_the_error(metric_finalizers):
+    aggregate = tff.learning.metrics.sum_then_finalize(metric_finalizers)
+
+    @tff.federated_computation
+    def take(metrics):
+      return tff.federated_map(
+        tff.tensorflow.computation(lambda m: collections.OrderedDict(mse=m['mse'])),
+        aggregate(metrics),
+      )
+
+    return take
+
+  process = algorithms.build_fed_avg(
+    problem.functional_model(), client_optimizer_fn=nar(), metrics_aggregator=only_the_error
+  )
+  output = process.next(process.initialize(), problem.datasets([0, 1]))
+  assert list(output.metrics['client_work']['train']) == ['mse']
+
+
+@pytest.mark.parametrize('name', ['fed_adam', 'fed_avgm'])
+def test_a_server_optimizer_takes_the_place_of_the_algorithms_own(problem, name):
+  results = []
+  for builder in (algorithms.get_builder(name), algorithms.build_fed_avg):
+    process = builder(
+      problem.functional_model(),
+      client_optimizer_fn=nar(),
+      server_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
+    )
+    state = process.next(process.initialize(), problem.datasets([0, 1])).state
+    results.append(process.get_model_weights(state))
+  assert_identical(*results)
 
 
 @pytest.mark.parametrize(
