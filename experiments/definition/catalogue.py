@@ -11,6 +11,7 @@ test holds the names, arguments and defaults against those of `fednar_tff`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -168,6 +169,7 @@ CHOICES = {
 }
 
 
+@functools.cache  # A report asks it a hundred times for each run.
 def owners(name: str) -> dict[str, tuple[str, ...]]:
   """Returns the choices that a setting depends on, each with the values that have it."""
   found = {
@@ -202,3 +204,4 @@ def add_task(name: str, settings: Mapping[str, Any]) -> None:
     settings: The settings that belong to it, with their defaults.
   """
   TASKS[name] = Option(name, settings)
+  owners.cache_clear()
