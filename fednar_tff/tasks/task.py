@@ -60,13 +60,19 @@ class Task(tff.simulation.baselines.BaselineTask):
   precision: str = 'float32'
   examples_overlap: bool = False
   _arrays: Any = attrs.field(alias='arrays', repr=False, kw_only=True)
+  _checked: Any = attrs.field(alias='checked', default=None, repr=False, kw_only=True)
   _position: dict = attrs.field(init=False, repr=False)
   _needs_seed: bool = attrs.field(init=False, repr=False)
   _batch_maker: client_datasets.BatchMaker = attrs.field(init=False, repr=False)
   _element_makers: tuple = attrs.field(init=False, repr=False)
 
   def __attrs_post_init__(self):
-    super().__attrs_post_init__()
+    # TFF builds the model to compare it with the data. A task that is made of another one, with a
+    # validation set for example, takes over that it was done.
+    model_and_data = (self.model_fn, self.datasets.element_type_structure)
+    if self._checked != model_and_data:
+      super().__attrs_post_init__()
+      object.__setattr__(self, '_checked', model_and_data)
     ids = self.partition.client_ids
     needs_seed = step_seeds.has_seed(self.datasets.element_type_structure)
     for name, value in {
