@@ -129,12 +129,22 @@ def run_loop(
   `data` is the dataset of batches, or the single element of a packed client.
   """
   if loop_implementation is PACKED:
-    for k in tf.range(tf.shape(data['index'])[0]):
-      state = step_fn(state, _packed_batch(data, input_spec, k))
+    num_steps = tf.shape(data['index'])[0]
+    _, state = tf.while_loop(
+      lambda k, _: k < num_steps,
+      lambda k, state: (k + 1, step_fn(state, _packed_batch(data, input_spec, k))),
+      (0, state),
+    )
     return state
   if loop_implementation is tff.learning.LoopImplementation.DATASET_ITERATOR:
-    # Without `iter`, this would become a reduce, which keeps the step on the CPU.
-    for batch in iter(data):
-      state = step_fn(state, batch)
+    iterator = iter(data)
+
+    def take_step(_, state):
+      # The loop does not carry the batch: on a GPU it would travel there and back.
+      batch = iterator.get_next_as_optional()
+      has_batch = batch.has_value()
+      return has_batch, tf.cond(has_batch, lambda: step_fn(state, batch.get_value()), lambda: state)
+
+    _, state = tf.while_loop(lambda has_batch, _: has_batch, take_step, (True, state))
     return state
   return data.reduce(state, step_fn)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import optimizers
+from fednar_tff.algorithms import tracing
 
 Leaves = Sequence[tf.Tensor | None]
 
@@ -45,8 +46,12 @@ class VariableModel:
 
   def metrics(self, carry: Any, is_finite: tf.Tensor) -> Any:
     del carry
-    if not is_finite:
+
+    def reset():
       self._model.reset_metrics()
+      return True
+
+    tf.cond(is_finite, lambda: False, reset)
     return self._model.report_local_unfinalized_metrics()
 
 
@@ -142,7 +147,7 @@ def metric_finalizers(
   if isinstance(model, tff.learning.models.VariableModel):
     return collections.OrderedDict(**model.metric_finalizers(), **_CLIPPING_FINALIZERS)
 
-  @tf.function
+  @tracing.function
   def finalize(unfinalized):
     own = collections.OrderedDict((k, f(unfinalized[k])) for k, f in _CLIPPING_FINALIZERS.items())
     of_model = collections.OrderedDict((k, v) for k, v in unfinalized.items() if k not in own)

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import optimizers
-from fednar_tff.algorithms import client_data, local_models, structures
+from fednar_tff.algorithms import client_data, local_models, structures, tracing
 
 ModelFn: TypeAlias = (
   Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
@@ -112,7 +112,7 @@ def train(
   else:
     model = local_models.VariableModel(model_fn)
 
-  @tf.function
+  @tracing.function
   def run(hparams, initial_weights, dataset):
     initial = tf.nest.flatten(initial_weights.trainable)
     joiner = _Joiner(initial, optimizer)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff.algorithms import client_data, structures
+from fednar_tff.algorithms import client_data, structures, tracing
 from fednar_tff.optimizers import tree_math
 
 ModelAggregator: TypeAlias = (
@@ -157,7 +157,7 @@ def build_finalizer(
   state_type = init_tf.type_signature.result
 
   @tff.tensorflow.computation(state_type, weights_type.trainable, aggregate_type)
-  @tf.function
+  @tracing.function
   def next_tf(state, weights, aggregate):
     if extrapolation_fn is None:
       update, factor = aggregate, 1.0

@@ -148,9 +148,9 @@ def build_model_fns(
       ),
       loss_fn=lambda output, label, sample_weight=None: _mean_loss(label, output),
       metrics_fns=(
-        tf.function(_initial_metrics),
+        tf.function(_initial_metrics, autograph=False),
         _Inlined(_updated_metrics),
-        tf.function(_finalized_metrics),
+        tf.function(_finalized_metrics, autograph=False),
       ),
       input_spec=input_spec,
     )
@@ -197,12 +197,14 @@ def _num_correct(labels, logits):
   return tf.reduce_sum(is_correct)
 
 
-_mean_of_totals = tf.function(lambda totals: tf.math.divide_no_nan(totals[0], totals[1]))
+_mean_of_totals = tf.function(
+  lambda totals: tf.math.divide_no_nan(totals[0], totals[1]), autograph=False
+)
 # Made once: a new `tf.function` for each evaluation would be traced each time.
 _METRIC_FINALIZERS = collections.OrderedDict(
   loss=_mean_of_totals,
   accuracy=_mean_of_totals,
-  num_examples=tf.function(lambda totals: totals[0]),
+  num_examples=tf.function(lambda totals: totals[0], autograph=False),
 )
 
 
@@ -281,7 +283,7 @@ class _ClassifierModel(tff.learning.models.VariableModel):
     self._num_examples.assign_add(tf.cast(num_examples, tf.int64))
     return tff.learning.models.BatchOutput(loss=loss, predictions=logits, num_examples=num_examples)
 
-  @tf.function
+  @tf.function(autograph=False)
   def report_local_unfinalized_metrics(self):
     count = tf.cast(self._num_examples, tf.float32)
     return collections.OrderedDict(
@@ -293,7 +295,7 @@ class _ClassifierModel(tff.learning.models.VariableModel):
   def metric_finalizers(self):
     return collections.OrderedDict(_METRIC_FINALIZERS)
 
-  @tf.function
+  @tf.function(autograph=False)
   def reset_metrics(self):
     for variable in self.local_variables:
       variable.assign(tf.zeros_like(variable))
