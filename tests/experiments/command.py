@@ -4,7 +4,8 @@
 import os
 import pathlib
 import subprocess
-import sys
+
+from tests import warm_command
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Flags of a run that takes seconds.
@@ -22,12 +23,6 @@ SMALL = [
 ]
 
 
-def call(*arguments, cwd=ROOT, module='experiments.train'):
-  return subprocess.run(
-    [sys.executable, '-m', module, *arguments],
-    cwd=cwd,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+def call(*arguments, cwd=ROOT, module='experiments.train') -> subprocess.CompletedProcess:
+  environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+  return warm_command.run(module, arguments, str(cwd), environment)
