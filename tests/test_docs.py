@@ -36,8 +36,13 @@ def _programs(page):
   return blocks if page.name == 'README.md' else ['\n'.join(blocks)]
 
 
+# That of the recipes takes longer than those of all other pages.
 PYTHON_PROGRAMS = [
-  pytest.param(program, id=f'{page.name}-{number}')
+  pytest.param(
+    program,
+    id=f'{page.name}-{number}',
+    marks=[pytest.mark.slow] if page.name == 'recipes.md' else [],
+  )
   for page in PAGES
   for number, program in enumerate(_programs(page))
   if program

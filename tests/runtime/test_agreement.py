@@ -134,6 +134,7 @@ def test_fed_eval(contexts, client_data):
   _run_everywhere(contexts, _train(process, client_data))
 
 
+@pytest.mark.slow
 def test_weighted_mime_lite(contexts, client_data):
   process = tff.learning.algorithms.build_weighted_mime_lite(
     _model_fn, base_optimizer=tff.learning.optimizers.build_adam(0.05)
@@ -141,6 +142,7 @@ def test_weighted_mime_lite(contexts, client_data):
   _run_everywhere(contexts, _train(process, client_data))
 
 
+@pytest.mark.slow
 def test_fed_sgd(contexts, client_data):
   process = tff.learning.algorithms.build_fed_sgd(
     _model_fn, server_optimizer_fn=tff.learning.optimizers.build_sgdm(0.3, momentum=0.5)
@@ -148,6 +150,7 @@ def test_fed_sgd(contexts, client_data):
   _run_everywhere(contexts, _train(process, client_data))
 
 
+@pytest.mark.slow
 def test_fed_recon(contexts, client_data):
   """Clients make some of the weights anew in each round, from one part of their data."""
 
@@ -179,6 +182,7 @@ def test_k_means(contexts, client_data):
   _run_everywhere(contexts, _train(process, points))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'aggregator',
   [
@@ -204,6 +208,7 @@ def test_model_aggregators(contexts, client_data, aggregator):
   _run_everywhere(contexts, _train(process, client_data))
 
 
+@pytest.mark.slow
 def test_differentially_private_aggregator(contexts, client_data):
   # Without noise, because noise is another one on each runtime; the clipping adapts and the sums
   # are the same.

@@ -86,10 +86,10 @@ def _two_rounds(process, clients):
 @pytest.mark.parametrize(
   ('name', 'options', 'make_client'),
   [
-    ('fed_avg', {}, _client),
+    pytest.param('fed_avg', {}, _client, marks=pytest.mark.slow),
     ('fed_avg', {'functional': True}, _client),
     ('fed_avg', {'packed': False}, _batches),
-    ('fed_exp', {}, _client),
+    pytest.param('fed_exp', {}, _client, marks=pytest.mark.slow),
     ('scaffold', {}, _client),
   ],
   ids=['variables', 'functional', 'batches', 'fed_exp', 'scaffold'],
