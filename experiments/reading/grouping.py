@@ -179,7 +179,8 @@ class Experiment:
     for name, value in self.constants.items():
       owner = next(run.identity for run in self.runs if name in run.identity)
       if name in _ALWAYS_SAID or not _is_usual(name, owner):
-        said.append((name, value))
+        # What all share needs no digits that tell runs apart.
+        said.append((name, float(f'{value:g}') if isinstance(value, float) else value))
     prefix = 'Reduced setting: ' if all(self._reduced()) else ''
     return prefix + describe(said)
 
