@@ -13,6 +13,8 @@ from fednar_tff.tasks import sources
 
 MODELS = ('resnet18', 'transformer')
 ALGORITHMS = ('fed_avg', 'fed_prox', 'scaffold', 'fed_exp', 'fed_adam')
+# TFF's own, as a pipeline has it that only changes its optimizer.
+TFF_FED_AVG = 'tff_fed_avg'
 LOOPS = {
   'packed': algorithms.PACKED,
   'iterator': tff.learning.LoopImplementation.DATASET_ITERATOR,
@@ -72,13 +74,19 @@ def create_task(model: str) -> tasks.Task:
 
 
 def create_process(task: tasks.Task, algorithm: str, loop: str, **arguments):
-  """Builds one of `ALGORITHMS` with NAR on a task's functional model, as `experiments.train`
-  does."""
+  """Builds one of `ALGORITHMS`, or `TFF_FED_AVG`, with NAR on a task's functional model, as
+  `experiments.train` does."""
   with tf.device('CPU:0'):  # Initial weights are drawn at once, which a pretended GPU cannot do.
     model = task.functional_model_fn()
+  optimizer = optimizers.build_nar(0.01, 0.001, 10.0)
+  if algorithm == TFF_FED_AVG:
+    with tf.Graph().as_default():  # TFF tries the optimizer, which it cannot do either.
+      return tff.learning.algorithms.build_weighted_fed_avg(
+        model, client_optimizer_fn=optimizer, loop_implementation=LOOPS[loop]
+      )
   return algorithms.get_builder(algorithm)(
     model,
-    client_optimizer_fn=optimizers.build_nar(0.01, 0.001, 10.0),
+    client_optimizer_fn=optimizer,
     loop_implementation=LOOPS[loop],
     **_ARGUMENTS.get(algorithm, {}),
     **arguments,
