@@ -164,8 +164,9 @@ def _table2():
 
 def _precision():
   """FedAvg of Table 1 at the first alpha once more, in bfloat16."""
+  algorithm, alpha, steps, decay = PRECISION_CELL
   for seed in SEEDS:
-    cells = _cifar10_cells('fed_avg', [PRECISION_CELL[1:3]], [PRECISION_CELL[3]])
+    cells = _cifar10_cells(algorithm, [(alpha, steps)], [decay])
     for name, settings in _with_seed(cells, seed):
       yield f'{name}_bfloat16', {**settings, 'precision': 'bfloat16'}
 
