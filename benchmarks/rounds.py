@@ -27,11 +27,13 @@ class Piece(NamedTuple):
 
 _MODELS = ('packed', 'packed_bfloat16', 'bare', 'torch', 'torch_bfloat16')
 _REDUCE = ('packed', 'native_reduce', 'in_process_reduce')
+_ONE_DNN = ('packed', 'packed_one_dnn', 'packed_no_one_dnn')
 _ITERATOR = ('packed', 'native_iterator', 'in_process_iterator', 'remote')
 PIECES = {
   'A1': Piece('A', _MODELS),
   'A2': Piece('A', (*_REDUCE, *_ITERATOR[1:])),
   'A3': Piece('A', ('packed', 'pfl', 'flower', 'fedjax')),
+  'A4': Piece('A', _ONE_DNN),
   'B1': Piece('B', _MODELS),
   'B2': Piece('B', _REDUCE),
   'B3': Piece('B', _ITERATOR, 1),
@@ -39,13 +41,16 @@ PIECES = {
   'B4': Piece('B', ('packed', 'pfl', 'flower'), 1),
   'B5': Piece('B', ('packed', 'fedjax'), 1),
   'B7': Piece('B', ('packed', 'clipped')),
+  'B8': Piece('B', _ONE_DNN, 1),
   'T1': Piece('T', ('packed', 'packed_bfloat16', 'bare', ratios.BEFORE)),
   'T2': Piece('T', ('packed', 'torch', 'torch_bfloat16')),
   'T3': Piece('T', _REDUCE, 1),
   'T4': Piece('T', _ITERATOR, 1),
+  'T5': Piece('T', _ONE_DNN, 1),
   'S1': Piece('S', ('packed', 'bare', 'fedjax', 'torch'), 3),
   'S2': Piece('S', (*_REDUCE, *_ITERATOR[1:])),
   'S3': Piece('S', ('packed', 'pfl', 'flower'), 1),
+  'S4': Piece('S', _ONE_DNN, 3),
 }
 _NOT_GIVEN = '`--before=CHECKOUT` was not given'
 

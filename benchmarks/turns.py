@@ -46,7 +46,8 @@ class Process:
     entry = contenders.get(contender)
     self.key = contender
     self.versions = {}
-    python, environment = sys.executable, {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'}
+    python = sys.executable
+    environment = {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', **entry.variables(workload)}
     if entry.environment is not None:
       python = contenders.OPPONENTS_DIR / entry.environment / 'bin' / 'python'
       if not python.exists():

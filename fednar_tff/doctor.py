@@ -72,6 +72,30 @@ third = time.monotonic()
 print(f'first round {second - first:.1f} s, second {third - second:.3f} s, on {", ".join(devices)}')
 """
 
+# A convolution and its gradients, in the size of a small CNN's, on one core as a client's are.
+_CONVOLUTION = """
+import time
+import tensorflow as tf
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+
+@tf.function(autograph=False)
+def step(x, kernel):
+  with tf.GradientTape() as tape:
+    tape.watch((x, kernel))
+    y = tf.nn.conv2d(x, kernel, 1, 'VALID')
+  return tape.gradient(y, (x, kernel))
+
+def measure():
+  start = time.perf_counter()
+  step(tf.ones([20, 14, 14, 16]), tf.ones([5, 5, 16, 32]))
+  return time.perf_counter() - start
+
+measure()
+print(min(measure() for _ in range(50)))
+"""
+_ONE_DNN = {'TF_ENABLE_ONEDNN_OPTS': '1'}
+
 
 def _versions() -> list[str]:
   lines = [f'Python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores']
@@ -114,6 +138,41 @@ def check_runtime(name: str, seconds: float = _SECONDS) -> tuple[bool, str]:
     lines = done.stderr.strip().splitlines() or [f'exit status {done.returncode}']
     return False, next((line for line in reversed(lines) if 'Error' in line), lines[-1])
   return True, f'{done.stdout.strip()} ({time.monotonic() - started:.0f} s with imports)'
+
+
+def _convolution_time(environment: dict[str, str]) -> float:
+  """Returns the seconds of a convolution in a process of its own, which has these variables."""
+  done = subprocess.run(
+    [sys.executable, '-c', _CONVOLUTION],
+    capture_output=True,
+    text=True,
+    timeout=_SECONDS,
+    check=True,
+    env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', **environment},
+  )
+  return float(done.stdout)
+
+
+def describe_one_dnn() -> str:
+  """Says in a line whether programs should ask TensorFlow for oneDNN on this processor.
+
+  TensorFlow uses that library by itself only on processors with instructions for networks, and
+  decides when it is imported.
+  """
+  try:
+    ratio = _convolution_time(_ONE_DNN) / _convolution_time({})
+  except (subprocess.SubprocessError, ValueError) as e:
+    return f'oneDNN: not measured: {type(e).__name__}'
+  advice = 'nothing has to be set'
+  if ratio < 0.8:
+    advice = (
+      'set that before TensorFlow is imported, except for very small models; '
+      'experiments.train does so'
+    )
+  return (
+    f'oneDNN: with TF_ENABLE_ONEDNN_OPTS=1 a convolution takes {ratio:.2f} x the time that it '
+    f'takes as TensorFlow starts here: {advice}'
+  )
 
 
 def describe_data(data_dir: str | None = None) -> list[str]:
@@ -203,6 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     '\nData sets (digits and synthetic need none):', *describe_data(options.data_dir), sep='\n  '
   )
   print(f'\nPrecision: {precision.describe_speed("bfloat16")}')
+  print(f'\n{describe_one_dnn()}')
   print('\nA federated round on each runtime:', flush=True)
   works = {}
   for name in _RUNTIMES:

@@ -8,7 +8,7 @@ import platform
 
 from experiments.definition import catalogue, presets
 from experiments.definition.settings import RunDivergedError, RunFailedError, UsageError
-from experiments.running import directory, processor
+from experiments.running import directory, one_dnn
 
 _PASSED_ON = (
   'total_rounds', 'batch_size', 'rounds_per_evaluation', 'rounds_per_checkpoint',
@@ -40,6 +40,7 @@ def train(settings, quiet=False):
   # At 2, TensorFlow complains of GPU libraries on each start; the runtime says it where there is a
   # card.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  one_dnn.choose_library(settings.get('model'))
   # Imported only now: flags are checked, and help is shown, without waiting for TensorFlow.
   import fednar_tff
   from experiments.running import building
@@ -197,7 +198,7 @@ def _describe_environment():
     'tensorflow': tf.__version__,
     'tensorflow_federated': tff.__version__,
     'python': platform.python_version(),
-    'processor': processor.describe(),
+    'processor': fednar_tff.processor.describe(),
     'runtime': fednar_tff.runtime.describe(),
   }
 

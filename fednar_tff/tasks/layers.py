@@ -5,10 +5,13 @@ Products of matrices and convolutions are computed in `compute_dtype(param)`, th
 model's precision, and so is what `dense` and `conv` return. Norms compute and return float32.
 """
 
+import functools
 import itertools
 
 import numpy as np
 import tensorflow as tf
+
+from fednar_tff.tasks import precision
 
 PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw operations want it.
 
@@ -39,13 +42,13 @@ def batch_matmul(x, y, transpose_b=False):
 
     return multiply(x=x, y=y, adj_y=transpose_b), gradient
 
-  return product(x, y)
+  return precision.multiply(product, x, y)
 
 
 def affine(x, kernel, bias):
   """Returns `x kernel + bias`, for all positions of all examples in one product of matrices."""
   flat = tf.reshape(x, [-1, x.shape[-1]]) if x.shape.rank > 2 else x
-  y = tf.nn.bias_add(tf.linalg.matmul(flat, kernel), bias)
+  y = tf.nn.bias_add(precision.multiply(tf.linalg.matmul, flat, kernel), bias)
   return tf.reshape(y, [-1, *x.shape[1:-1], kernel.shape[-1]]) if x.shape.rank > 2 else y
 
 
@@ -87,7 +90,8 @@ def conv(param, x, filters, size, name, *, stride=1, padding='SAME', use_bias=Tr
     # TensorFlow's own 'SAME' would pad one side only here.
     pad = [size // 2, size // 2]
     x, padding = tf.pad(x, [[0, 0], pad, pad, [0, 0]]), 'VALID'
-  x = tf.nn.conv2d(x, tf.cast(kernel, dtype), stride, padding)
+  convolve = functools.partial(tf.nn.conv2d, strides=stride, padding=padding)
+  x = precision.multiply(convolve, x, tf.cast(kernel, dtype))
   if use_bias:
     bias = param(f'{name}/bias', [filters], bound=fan_in**-0.5)
     x = tf.nn.bias_add(x, tf.cast(bias, dtype))

@@ -74,6 +74,21 @@ def test_every_contender_has_an_environment_and_every_piece_ours():
   assert measured - {('T', 'before')} == expected
 
 
+@pytest.mark.parametrize(
+  ('key', 'workload', 'expected'),
+  [
+    ('packed', 'B', '1'),
+    ('native_reduce', 'T-tiny', '1'),
+    ('packed', 'S', None),
+    ('packed', 'mlp280x50', None),
+    ('packed_one_dnn', 'S', '1'),
+    ('packed_no_one_dnn', 'B', '0'),
+  ],
+)
+def test_large_models_are_multiplied_by_one_dnn(key, workload, expected):
+  assert contenders.get(key).variables(workload).get('TF_ENABLE_ONEDNN_OPTS') == expected
+
+
 def test_pins_are_exact():
   for path in (ROOT / 'benchmarks' / 'opponents').glob('*.txt'):
     lines = [line for line in path.read_text().splitlines() if not line.startswith('#')]
@@ -82,9 +97,9 @@ def test_pins_are_exact():
 
 def test_pieces_are_chosen_by_name_workload_or_contenders():
   assert list(rounds.choose(['B2', 'A1'], None, None)) == ['B2', 'A1']
-  assert set(rounds.choose(None, ['S'], None)) == {'S1', 'S2', 'S3'}
+  assert set(rounds.choose(None, ['S'], None)) == {'S1', 'S2', 'S3', 'S4'}
   tiny = rounds.choose(None, ['S-tiny'], None)
-  assert set(tiny) == {'S1-tiny', 'S2-tiny', 'S3-tiny'}
+  assert set(tiny) == {'S1-tiny', 'S2-tiny', 'S3-tiny', 'S4-tiny'}
   assert {piece.workload for piece in tiny.values()} == {'S-tiny'}
   assert rounds.choose(None, None, None) == rounds.PIECES
   (chosen,) = rounds.choose(None, ['A'], ['packed', 'torch']).values()

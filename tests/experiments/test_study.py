@@ -12,7 +12,8 @@ import pytest
 from experiments.definition import parsing, study
 from experiments.definition.settings import UsageError
 from experiments.reading import claims, results, runs, study_page
-from experiments.running import grid, processor, studying
+from experiments.running import grid, studying
+from fednar_tff import processor
 
 
 def make_record(name, settings, accuracy, clipped=(1.0, 9.0), norms=(2.0, 4.0), diverged=False):
@@ -359,13 +360,6 @@ def test_runs_that_count_wait_for_the_pilot_on_their_task(monkeypatch):
   monkeypatch.setattr(study, 'chosen_settings', lambda task: {**chosen, 'max_norm': 99.0})
   with pytest.raises(UsageError, match='the pilot on shakespeare chooses .*, and experiments/'):
     studying.check_pilots(records, ['table2'])
-
-
-def test_the_processor_is_told_by_what_linux_says(tmp_path):
-  info = tmp_path / 'cpuinfo'
-  info.write_text('model name\t: A B\nflags\t\t: fpu amx_bf16 avx2 avx512f_x\nmodel name\t: C\n')
-  assert processor.describe(info) == {'name': 'A B', 'extensions': ['avx2', 'amx_bf16']}
-  assert processor.describe(tmp_path / 'none')['extensions'] is None
 
 
 def test_the_page_says_which_processors_there_were():

@@ -61,7 +61,26 @@ def test_the_speed_of_bfloat16_is_measured():
   assert 0.2 < precision.relative_time('float32') < 5
 
 
-def test_the_report_has_a_line_on_bfloat16(monkeypatch, capsys):
+@pytest.mark.parametrize(
+  ('with_it', 'ratio', 'advice'),
+  [(0.002, '0.50', 'set that before'), (0.005, '1.25', 'nothing has to be set')],
+)
+def test_the_speed_of_one_dnn_is_in_words(monkeypatch, with_it, ratio, advice):
+  monkeypatch.setattr(doctor, '_convolution_time', lambda env: with_it if env else 0.004)
+  line = doctor.describe_one_dnn()
+  assert f'{ratio} x the time' in line and advice in line
+
+
+def test_the_speed_of_one_dnn_is_measured_or_said_not_to_be(monkeypatch):
+  assert 1e-5 < doctor._convolution_time({}) < 10
+  monkeypatch.setattr(doctor, '_CONVOLUTION', 'print("no number")')
+  assert doctor.describe_one_dnn() == 'oneDNN: not measured: ValueError'
+
+
+def test_the_report_has_a_line_on_each_kind_of_speed(monkeypatch, capsys):
   monkeypatch.setattr(doctor, 'check_runtime', lambda name: (True, 'tried'))
+  monkeypatch.setattr(doctor, '_convolution_time', lambda environment: 0.004)
   assert doctor.main([]) == 0
-  assert 'Precision: bfloat16: a product of matrices takes' in capsys.readouterr().out
+  printed = capsys.readouterr().out
+  assert 'Precision: bfloat16: a product of matrices takes' in printed
+  assert 'oneDNN: with TF_ENABLE_ONEDNN_OPTS=1 a convolution takes 1.00 x' in printed

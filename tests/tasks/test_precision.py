@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fednar_tff import tasks
+from fednar_tff import processor, tasks
 from fednar_tff.tasks import keras_models, models
+from fednar_tff.tasks import precision as precision_lib
 
 PRECISIONS = {'float32': tf.float32, 'bfloat16': tf.bfloat16, 'float16': tf.float16}
 HALF = ['bfloat16', 'float16']
@@ -46,6 +47,13 @@ def types_of_operations(network, precision, spec=SPEC):
   return found, {g.dtype for g in step.get_concrete_function(spec).structured_outputs}
 
 
+@pytest.fixture
+def has_instructions(monkeypatch):
+  """As on a processor, or GPU, that computes in all types."""
+  monkeypatch.setattr(precision_lib, 'is_rounded_float32', lambda dtype: False)
+
+
+@pytest.mark.usefixtures('has_instructions')
 @pytest.mark.parametrize('precision', PRECISIONS)
 @pytest.mark.parametrize('name', NETWORKS)
 def test_only_products_are_in_the_precision(name, precision):
@@ -58,6 +66,7 @@ def test_only_products_are_in_the_precision(name, precision):
   assert gradients == {tf.float32}
 
 
+@pytest.mark.usefixtures('has_instructions')
 @pytest.mark.parametrize('precision', HALF)
 def test_a_transformers_softmax_and_norms_are_float32(precision):
   x = collections.OrderedDict(
@@ -72,6 +81,43 @@ def test_a_transformers_softmax_and_norms_are_float32(precision):
   # In float32 are the lookup of characters and the sums over rows in the norms' gradients.
   assert found['MatMul'] == {PRECISIONS[precision], tf.float32}
   assert gradients == {tf.float32}
+
+
+@pytest.mark.parametrize(
+  ('extensions', 'gpus', 'expected'),
+  [
+    (['avx2', 'avx512f'], [], {'bfloat16', 'float16'}),
+    (['avx512_bf16'], [], {'float16'}),
+    (['amx_bf16', 'avx512_fp16'], [], set()),
+    (['avx2'], ['GPU:0'], set()),
+    (None, [], {'bfloat16', 'float16'}),
+  ],
+)
+def test_products_are_rounded_where_no_instructions_are(monkeypatch, extensions, gpus, expected):
+  monkeypatch.setattr(processor, 'describe', lambda: {'extensions': extensions})
+  monkeypatch.setattr(tf.config, 'list_physical_devices', lambda kind: gpus)
+  decide = precision_lib.is_rounded_float32.__wrapped__  # Not what this machine has found before.
+  assert {name for name, dtype in PRECISIONS.items() if decide(dtype)} == expected
+
+
+@pytest.mark.parametrize(('precision', 'half_unit'), [('bfloat16', 2.0**-8), ('float16', 2.0**-11)])
+def test_without_instructions_sums_are_float32_and_rounded_once(monkeypatch, precision, half_unit):
+  monkeypatch.setattr(precision_lib, 'is_rounded_float32', lambda dtype: True)
+  generator, dtype = np.random.RandomState(0), PRECISIONS[precision]
+  x, y, upstream = (
+    tf.cast(generator.normal(size=shape), dtype) for shape in ([7, 300], [300, 5], [7, 5])
+  )
+  with tf.GradientTape() as tape:
+    tape.watch((x, y))
+    z = precision_lib.multiply(tf.linalg.matmul, x, y)
+  found = z, *tape.gradient(z, (x, y), upstream)
+  x, y, upstream = (v.numpy().astype(np.float64) for v in (x, y, upstream))
+  for value, a, b in zip(found, (x, upstream, x.T), (y, y.T, upstream)):
+    assert value.dtype == dtype
+    error = np.abs(value.numpy().astype(np.float64) - a @ b)
+    # Sums in the type itself would be wrong by several units.
+    assert (error <= 1.01 * half_unit * np.abs(a @ b) + 1e-5).all()
+    assert error.max() > 0.1 * half_unit
 
 
 @pytest.mark.parametrize('precision', HALF)
@@ -135,6 +181,8 @@ def test_a_gradient_that_overflows_float16_is_not_finite():
   assert np.isfinite(_gradient_of_a_small_loss('bfloat16', 2.0**14)).all()
 
 
+# Keras knows no other way to multiply than TensorFlow's own.
+@pytest.mark.usefixtures('has_instructions')
 @pytest.mark.parametrize('precision', HALF)
 def test_keras_forms_compute_nearly_the_same(precision):
   images = np.random.RandomState(0).randint(0, 256, [16, 32, 32, 3]).astype(np.uint8)
