@@ -102,6 +102,18 @@ def _input_table(measurements):
   return table(['', 'seconds a round: median (least to most)', 'of training'], lines)
 
 
+def _one_dnn_table(measurements):
+  """Returns what oneDNN brings on each workload, by the newest run that has both."""
+  lines = []
+  for workload in workloads.WORKLOADS:
+    for name, record in aims.newest(measurements, workload):
+      ratio = ratios.ratio(record, ratios.OURS, 'packed_no_one_dnn')
+      if ratio:
+        lines.append([workload, ratio.format(), name])
+        break
+  return table(['', 'with it over without', 'run'], lines) if lines else _NOT_MEASURED
+
+
 def _scaling_table(measurements):
   models = scaling.models_of(measurements)
   if not models:
@@ -138,6 +150,7 @@ def blocks(measurements: aims.Measurements) -> dict[str, str]:
     'steps': _steps_table(measurements),
     'client_data': _client_data_table(measurements),
     'input': _input_table(measurements),
+    'one_dnn': _one_dnn_table(measurements),
     'scaling': _scaling_table(measurements),
     'runs': _runs_table(measurements),
     'versions': _versions(measurements),

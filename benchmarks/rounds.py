@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
 _MODELS = ('packed', 'packed_bfloat16', 'bare', 'torch', 'torch_bfloat16')
 _REDUCE = ('packed', 'native_reduce', 'in_process_reduce')
-_ONE_DNN = ('packed', 'packed_one_dnn', 'packed_no_one_dnn')
+_ONE_DNN = ('packed', 'packed_no_one_dnn')
 _ITERATOR = ('packed', 'native_iterator', 'in_process_iterator', 'remote')
 PIECES = {
   'A1': Piece('A', _MODELS),

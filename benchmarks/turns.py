@@ -47,7 +47,11 @@ class Process:
     self.key = contender
     self.versions = {}
     python = sys.executable
-    environment = {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', **entry.variables(workload)}
+    environment = {
+      **os.environ,
+      'TF_CPP_MIN_LOG_LEVEL': '3',
+      'TF_ENABLE_ONEDNN_OPTS': str(int(entry.one_dnn)),
+    }
     if entry.environment is not None:
       python = contenders.OPPONENTS_DIR / entry.environment / 'bin' / 'python'
       if not python.exists():

@@ -165,10 +165,7 @@ def describe_one_dnn() -> str:
     return f'oneDNN: not measured: {type(e).__name__}'
   advice = 'nothing has to be set'
   if ratio < 0.8:
-    advice = (
-      'set that before TensorFlow is imported, except for very small models; '
-      'experiments.train does so'
-    )
+    advice = 'set that before TensorFlow is imported; experiments.train does so'
   return (
     f'oneDNN: with TF_ENABLE_ONEDNN_OPTS=1 a convolution takes {ratio:.2f} x the time that it '
     f'takes as TensorFlow starts here: {advice}'

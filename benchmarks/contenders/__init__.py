@@ -12,8 +12,6 @@ from benchmarks import workloads
 # made from benchmarks/opponents/NAME.txt by `make opponents`.
 OPPONENTS_DIR = pathlib.Path('.venv-opponents')
 
-_LARGE_MODELS = ('A', 'B', 'T')
-
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
@@ -28,8 +26,7 @@ class Contender:
     runs: The workloads that it is written for.
     packages: Whose versions are told.
     precision: The type of its products of matrices.
-    one_dnn: Whether TensorFlow multiplies with oneDNN; None as in `experiments.train`: always,
-      except for very small models, where TensorFlow decides.
+    one_dnn: Whether TensorFlow multiplies with oneDNN, as in `experiments.train`.
   """
 
   title: str
@@ -40,14 +37,7 @@ class Contender:
   runs: tuple[str, ...] = tuple(workloads.WORKLOADS)
   packages: tuple[str, ...] = ('tensorflow', 'tensorflow-federated')
   precision: str = 'float32'
-  one_dnn: bool | None = None
-
-  def variables(self, workload: str) -> dict[str, str]:
-    """Returns what its process finds in its environment for a workload."""
-    one_dnn = self.one_dnn
-    if one_dnn is None and workload.split('-')[0] in _LARGE_MODELS:
-      one_dnn = True
-    return {} if one_dnn is None else {'TF_ENABLE_ONEDNN_OPTS': str(int(one_dnn))}
+  one_dnn: bool = True
 
   def build(self, workload: workloads.Workload) -> Callable[[], object]:
     """Returns a function that runs one round of a workload."""
@@ -74,9 +64,6 @@ CONTENDERS = {
     'packed',
     (_BFLOAT16,),
     precision=_BFLOAT16,
-  ),
-  'packed_one_dnn': Contender(
-    'in-process, our FedAvg-NAR, packed, with oneDNN', _TFF, 'packed', one_dnn=True
   ),
   'packed_no_one_dnn': Contender(
     'in-process, our FedAvg-NAR, packed, without oneDNN', _TFF, 'packed', one_dnn=False

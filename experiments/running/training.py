@@ -40,7 +40,7 @@ def train(settings, quiet=False):
   # At 2, TensorFlow complains of GPU libraries on each start; the runtime says it where there is a
   # card.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  one_dnn.choose_library(settings.get('model'))
+  one_dnn.choose()
   # Imported only now: flags are checked, and help is shown, without waiting for TensorFlow.
   import fednar_tff
   from experiments.running import building

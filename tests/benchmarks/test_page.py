@@ -56,6 +56,15 @@ def test_table_takes_the_newest_run_and_tells_who_was_left_out():
   assert 'Left out: flower: it is not there.' in text
 
 
+def test_what_one_dnn_brings_is_a_line_for_each_workload():
+  old = _run(packed=[1.0] * 3, packed_no_one_dnn=[4.0] * 3)
+  new = _run(date='2026-01-02 00:00 UTC', packed=[1.0, 3.0, 2.0], packed_no_one_dnn=[2.0, 4.0, 2.0])
+  text = page.blocks({'B8': old, 'B9': new, 'A4': _run('A', packed=[1.0])})['one_dnn']
+  assert _cells(text, 'B') == ['B', '0.75 (0.50 to 1.00)', 'B9']
+  assert '| A |' not in text
+  assert page.blocks({})['one_dnn'] == 'Not measured yet.'
+
+
 def test_aims_are_met_missed_or_not_measured():
   record = _run(packed=[1.0] * 3, packed_bfloat16=[0.7] * 3, bare=[1.0] * 3)
   text = page.table(aims.HEADER, aims.rows({'B1': record}))

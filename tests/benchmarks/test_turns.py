@@ -74,21 +74,6 @@ def test_every_contender_has_an_environment_and_every_piece_ours():
   assert measured - {('T', 'before')} == expected
 
 
-@pytest.mark.parametrize(
-  ('key', 'workload', 'expected'),
-  [
-    ('packed', 'B', '1'),
-    ('native_reduce', 'T-tiny', '1'),
-    ('packed', 'S', None),
-    ('packed', 'mlp280x50', None),
-    ('packed_one_dnn', 'S', '1'),
-    ('packed_no_one_dnn', 'B', '0'),
-  ],
-)
-def test_large_models_are_multiplied_by_one_dnn(key, workload, expected):
-  assert contenders.get(key).variables(workload).get('TF_ENABLE_ONEDNN_OPTS') == expected
-
-
 def test_pins_are_exact():
   for path in (ROOT / 'benchmarks' / 'opponents').glob('*.txt'):
     lines = [line for line in path.read_text().splitlines() if not line.startswith('#')]
