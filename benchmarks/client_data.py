@@ -9,6 +9,7 @@ packed clients, the ordinary datasets of `Task.client_batches`, and TFF's `Clien
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')  # As `experiments.train` does.
 
 import argparse
 import itertools

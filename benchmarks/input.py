@@ -10,6 +10,7 @@ printed, with its ratio to the training. The goal is at most 10 %.
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')  # As `experiments.train` does.
 
 import argparse
 import collections

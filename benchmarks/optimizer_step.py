@@ -9,6 +9,7 @@ ratios, turn by turn, are kept for docs/performance.md.
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')  # As `experiments.train` does.
 
 import argparse
 import statistics
