@@ -8,18 +8,15 @@ and `result_of_4_rounds.json`.
 
 import hashlib
 import json
-import os
-import pathlib
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_OLD_RUNS = _ROOT / 'tests' / 'fixtures' / 'runs_of_51d9809.tar.gz'
+from tests.experiments import command
+
+_OLD_RUNS = command.ROOT / 'tests' / 'fixtures' / 'runs_of_51d9809.tar.gz'
 _FLAGS = (
   '--task=synthetic',
   '--client_optimizer=nar',
@@ -60,17 +57,7 @@ def test_a_run_of_older_code_is_finished_to_the_same_bits(algorithm, tmp_path):
   with tarfile.open(_OLD_RUNS) as archive:
     archive.extractall(tmp_path)
   path = tmp_path / algorithm
-  done = subprocess.run(
-    [
-      *(sys.executable, '-m', 'experiments.train', f'--algorithm={algorithm}', *_FLAGS),
-      f'--output_dir={path}',
-    ],
-    cwd=_ROOT,
-    env={**os.environ, 'PYTHONPATH': str(_ROOT)},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  done = command.call(f'--algorithm={algorithm}', *_FLAGS, f'--output_dir={path}')
   assert done.returncode == 0, done.stderr
   assert 'resumes after round 2, of 4 rounds' in done.stdout
   metrics, expected = (
