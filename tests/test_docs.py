@@ -2,17 +2,14 @@
 """Every code block in the README and the docs runs: Python as it is, shell with the long commands
 made small."""
 
-import contextlib
 import os
 import pathlib
 import re
-import signal
 import subprocess
-import sys
 
 import pytest
 
-from tests import documented_command
+from tests import documented_command, warm_command
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -51,22 +48,8 @@ PYTHON_PROGRAMS = [
 
 @pytest.mark.parametrize('program', PYTHON_PROGRAMS)
 def test_python_blocks_run(program, tmp_path):
-  # Through pipes, as `python example.py | tail` would: a worker of TFF that is left behind keeps
-  # them open, and runs into the time-out. The group is there to end it, then.
-  process = subprocess.Popen(
-    [sys.executable, '-c', program],
-    cwd=tmp_path,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    start_new_session=True,
-  )
-  try:
-    _, errors = process.communicate(timeout=300)
-  finally:
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(process.pid, signal.SIGKILL)
-  assert process.returncode == 0, errors
+  done = warm_command.run(['-c', program], str(tmp_path), os.environ)
+  assert done.returncode == 0, done.stderr
 
 
 # Each starts several programs; those of the README are what a newcomer types first.

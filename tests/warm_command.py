@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs commands in processes that begin with TensorFlow imported, half of what a short one takes.
+"""Runs Python in processes that begin with TensorFlow imported, half of what a short one takes.
 
 A server has imported what TFF imports, but neither TFF nor this package, and uses none of it. Each
-command is a fork of it with its own arguments, environment, folder, output and exit status. Tests
+program is a fork of it with its own arguments, environment, folder, output and exit status. Tests
 that kill a process, or look at how one starts, start it in the ordinary way.
 """
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import runpy
@@ -14,15 +15,28 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
+import types
 from collections.abc import Mapping, Sequence
 
+import psutil
+
 _CONTEXT = multiprocessing.get_context('forkserver')
-_CONTEXT.set_forkserver_preload(['tensorflow', 'tensorflow_datasets', 'jax', 'sklearn'])
+_CONTEXT.set_forkserver_preload(
+  [
+    'tensorflow',
+    'tensorflow_datasets',
+    'tensorflow_privacy',
+    'tensorflow_model_optimization',
+    'jax',
+    'sklearn',
+  ]
+)
 
 
-def _be_the_command(module, arguments, cwd, environment, outputs):
-  """Does what `python -m module` does, and what Python does at its end, which a fork leaves out."""
+def _be_python(arguments, cwd, environment, outputs):
+  """Does what `python` does with these arguments, and at its end, which a fork leaves out."""
   for number, path in outputs.items():
     file = os.open(path, os.O_WRONLY)
     os.dup2(file, number)
@@ -30,11 +44,17 @@ def _be_the_command(module, arguments, cwd, environment, outputs):
   os.environ.clear()
   os.environ.update(environment)
   os.chdir(cwd)
-  sys.argv = [module, *arguments]
+  option, program, *rest = arguments
   sys.path.insert(0, os.getcwd())
   status: int | str | None = 0
   try:
-    runpy.run_module(module, run_name='__main__', alter_sys=True)
+    if option == '-m':
+      sys.argv = [program, *rest]
+      runpy.run_module(program, run_name='__main__', alter_sys=True)
+    else:
+      sys.argv = [option, *rest]
+      main = sys.modules['__main__'] = types.ModuleType('__main__')
+      exec(compile(program, '<string>', 'exec'), vars(main))
   except SystemExit as e:
     status = e.code
   except BaseException:
@@ -49,25 +69,46 @@ def _be_the_command(module, arguments, cwd, environment, outputs):
 
 
 def run(
-  module: str, arguments: Sequence[str], cwd: str, environment: Mapping[str, str]
+  arguments: Sequence[str], cwd: str, environment: Mapping[str, str], timeout: float = 300
 ) -> subprocess.CompletedProcess:
-  """Runs `python -m module` with arguments to its end.
+  """Runs Python to the end, its own and that of every process that it has started.
 
   Args:
-    module: The module.
-    arguments: Its arguments.
+    arguments: Those of `python`: `-m`, a module and its arguments, or `-c` and a program.
     cwd: The folder in which it runs.
     environment: All variables of its environment.
+    timeout: How many seconds it may take. What still runs then is killed.
 
   Returns:
     Its exit status, and what it has printed.
+
+  Raises:
+    subprocess.TimeoutExpired: It, or a process that it has left behind, took longer.
   """
+  deadline = time.monotonic() + timeout
   with tempfile.NamedTemporaryFile() as stdout, tempfile.NamedTemporaryFile() as stderr:
     outputs = {1: stdout.name, 2: stderr.name}
-    process = _CONTEXT.Process(
-      target=_be_the_command, args=(module, arguments, cwd, dict(environment), outputs)
-    )
+    process = _CONTEXT.Process(target=_be_python, args=(arguments, cwd, dict(environment), outputs))
     process.start()
-    process.join()
-    printed = (file.read().decode() for file in (stdout, stderr))
-    return subprocess.CompletedProcess([module, *arguments], process.exitcode, *printed)
+    process.join(timeout)
+    while writers := _writers(set(outputs.values())):
+      if time.monotonic() > deadline:
+        for writer in writers:
+          writer.kill()
+        raise subprocess.TimeoutExpired(arguments, timeout, *_printed(stdout, stderr))
+      time.sleep(0.05)
+    return subprocess.CompletedProcess(arguments, process.exitcode, *_printed(stdout, stderr))
+
+
+def _writers(paths):
+  """Lists the other processes that have one of the files open."""
+  found = []
+  for process in psutil.process_iter():
+    with contextlib.suppress(psutil.Error):
+      if process.pid != os.getpid() and paths & {file.path for file in process.open_files()}:
+        found.append(process)
+  return found
+
+
+def _printed(*files):
+  return (file.read().decode() for file in files)

@@ -25,4 +25,4 @@ SMALL = [
 
 def call(*arguments, cwd=ROOT, module='experiments.train') -> subprocess.CompletedProcess:
   environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
-  return warm_command.run(module, arguments, str(cwd), environment)
+  return warm_command.run(['-m', module, *arguments], str(cwd), environment)

@@ -11,8 +11,13 @@ import pytest
 
 from fednar_tff import runtime
 from fednar_tff.runtime.cluster import local_ray
+from tests import warm_command
 
 _ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _environment(log_level: str = '3') -> dict[str, str]:
+  return {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': log_level, 'PYTHONPATH': str(_ROOT)}
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -36,7 +41,7 @@ def start_python():
     process = subprocess.Popen(
       [sys.executable, '-c', source, *arguments],
       cwd=_ROOT,
-      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': log_level, 'PYTHONPATH': str(_ROOT)},
+      env=_environment(log_level),
       stdout=subprocess.PIPE,
       text=True,
       **options,
@@ -52,13 +57,12 @@ def start_python():
 
 
 @pytest.fixture
-def run_python(start_python):
+def run_python():
   """Runs a Python program and returns what it prints; the test fails when the program does."""
 
   def run(source: str, *arguments: str) -> str:
-    process = start_python(source, *arguments)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    return output
+    done = warm_command.run(['-c', source, *arguments], str(_ROOT), _environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
   return run
