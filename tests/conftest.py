@@ -8,6 +8,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import hypothesis
 import pytest
+import tensorflow_federated as tff
 
 import fednar_tff
 
@@ -22,15 +23,31 @@ hypothesis.settings.load_profile('repeatable')
 
 
 @pytest.fixture(scope='session', autouse=True)
-def _runtime():
-  """Without this, TFF would start a worker that outlives the test run."""
-  fednar_tff.runtime.set_native_context()
+def _native_context():
+  """The default of all tests. Without it, TFF would start a worker that outlives the test run."""
+  context = fednar_tff.runtime.create_native_context()
+  tff.framework.set_default_context(context)
+  return context
+
+
+@pytest.fixture(scope='session')
+def _in_process_context():
+  """One for all tests: what a computation was compiled to serves the next test too."""
+  return fednar_tff.runtime.create_in_process_context()
 
 
 @pytest.fixture
-def native_runtime():
+def native_runtime(_native_context):
   """Runs a test on TFF's own runtime, whatever the other tests use."""
-  fednar_tff.runtime.set_native_context()
+  tff.framework.set_default_context(_native_context)
+
+
+@pytest.fixture(scope='module')
+def in_process_runtime(_native_context, _in_process_context):
+  """Runs the tests of a module on the in-process runtime."""
+  tff.framework.set_default_context(_in_process_context)
+  yield
+  tff.framework.set_default_context(_native_context)
 
 
 @pytest.fixture

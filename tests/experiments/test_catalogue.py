@@ -126,8 +126,7 @@ def test_schedules_are_those_of_the_package():
 
 
 @pytest.mark.parametrize('name', catalogue.ALGORITHMS)
-def test_every_algorithm_is_built_from_its_settings(name):
-  runtime.set_in_process_context()
+def test_every_algorithm_is_built_from_its_settings(name, in_process_runtime):
   resolved = identity.resolve({'task': 'synthetic', 'algorithm': name, 'client_optimizer': 'clip'})
   task = building.create_task(resolved, building.derive_seeds(resolved))
   process = building.create_process(resolved, task)
@@ -136,7 +135,6 @@ def test_every_algorithm_is_built_from_its_settings(name):
   assert hparams['finalizer']['learning_rate'] == pytest.approx(
     resolved.get('server_learning_rate', 1.0)
   )
-  runtime.set_native_context()
 
 
 def test_help_and_checks_need_no_tensorflow():

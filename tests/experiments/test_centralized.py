@@ -8,16 +8,11 @@ from experiments.definition import identity, settings
 from experiments.reading import figures, grouping
 from experiments.reading import runs as runs_lib
 from experiments.running import building
-from fednar_tff import runtime, tasks
+from fednar_tff import tasks
 from tests.experiments.run_files import write_run
 from tests.simulation import numpy_reference
 
-
-@pytest.fixture(autouse=True, scope='module')
-def _in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 def test_a_round_is_steps_of_the_optimizer_on_all_data():

@@ -8,7 +8,6 @@ import pytest
 
 from experiments.definition import identity, settings
 from experiments.running import building, training
-from fednar_tff import runtime
 
 
 @pytest.mark.parametrize(
@@ -53,11 +52,8 @@ def test_a_longer_run_continues_a_shorter_one_along_its_schedules(tmp_path):
     chosen = {**flags, 'output_dir': str(tmp_path / folder), 'total_rounds': total_rounds}
     return training.train(identity.resolve(chosen), quiet=True)
 
-  try:
-    train('longer', 2)
-    longer, whole = train('longer', 6), train('whole', 6)
-  finally:
-    runtime.set_native_context()
+  train('longer', 2)
+  longer, whole = train('longer', 6), train('whole', 6)
   assert (longer / 'metrics.csv').read_bytes() == (whole / 'metrics.csv').read_bytes()
   with open(whole / 'metrics.csv', newline='') as file:
     rows = list(csv.DictReader(file))

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff import runtime
 from fednar_tff.runtime.in_process import reduce_loops
 
 NUMBERS = tff.SequenceType(np.float32)
@@ -87,16 +86,9 @@ WORK = [
 ]
 
 
-@pytest.fixture
-def in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
-
-
 @pytest.mark.parametrize('size', [0, 1, 7])
 @pytest.mark.parametrize('work', WORK, ids=lambda work: work.__name__)
-def test_same_as_reduce(in_process, work, size):
+def test_same_as_reduce(in_process_runtime, work, size):
   data = tf.data.Dataset.from_tensor_slices(np.linspace(-1.0, 2.0, size, dtype=np.float32))
   found = tff.tensorflow.computation(work, NUMBERS)(data)
   expected = work(data)
@@ -104,7 +96,7 @@ def test_same_as_reduce(in_process, work, size):
     np.testing.assert_allclose(x, y, rtol=1e-6)
 
 
-def test_elements_of_several_parts_and_short_batches(in_process):
+def test_elements_of_several_parts_and_short_batches(in_process_runtime):
   examples = collections.OrderedDict(
     x=np.arange(10, dtype=np.float32).reshape([5, 2]), word=['a', 'bb', 'ccc', '', 'e']
   )

@@ -7,6 +7,8 @@ import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
 
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
 WORK = {'batch_size': 5, 'local_steps': 2}
 
 
@@ -59,14 +61,10 @@ def test_data_is_shared_if_the_runtime_is_this_process(task, process, context, s
   'loop', [algorithms.PACKED, tff.learning.LoopImplementation.DATASET_REDUCE]
 )
 def test_the_form_of_the_data_is_that_of_the_process(task, loop):
-  runtime.set_in_process_context()
-  try:
-    process = build(task, loop_implementation=loop)
-    run = simulation.run(task, process, total_rounds=1, clients_per_round=2, **WORK)
-    assert run.description['packed'] == (loop is algorithms.PACKED)
-    metrics = run.finish(quiet=True).metrics
-  finally:
-    runtime.set_native_context()
+  process = build(task, loop_implementation=loop)
+  run = simulation.run(task, process, total_rounds=1, clients_per_round=2, **WORK)
+  assert run.description['packed'] == (loop is algorithms.PACKED)
+  metrics = run.finish(quiet=True).metrics
   assert metrics['total_steps'] == 4
   # The algorithm names its own metrics; the others are the model's.
   assert set(algorithms.TRAINING_METRICS) <= set(metrics)
@@ -85,16 +83,12 @@ def test_seeds_are_derived_once(task, process):
 
 
 def test_own_rows_train_as_shared_ones_do(task, process):
-  runtime.set_in_process_context()
-  try:
-    runs = []
-    for shared in (True, False):
-      run = simulation.run(
-        task, process, total_rounds=2, clients_per_round=2, share_data=shared, **WORK
-      )
-      run.finish(quiet=True)
-      runs.append(run.model_weights.trainable)
-  finally:
-    runtime.set_native_context()
+  runs = []
+  for shared in (True, False):
+    run = simulation.run(
+      task, process, total_rounds=2, clients_per_round=2, share_data=shared, **WORK
+    )
+    run.finish(quiet=True)
+    runs.append(run.model_weights.trainable)
   for a, b in zip(*runs, strict=True):
     np.testing.assert_array_equal(a, b)

@@ -2,55 +2,23 @@
 """Callbacks: when they are called, early stopping that survives interruptions, and what becomes of
 a run whose callback fails."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
+from fednar_tff import simulation
+from tests.simulation import small_runs
 
-
-@pytest.fixture(autouse=True, scope='module')
-def _in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
-
-
-@pytest.fixture(scope='module')
-def task():
-  return tasks.create_task('synthetic', num_clients=6)
-
-
-@pytest.fixture(scope='module')
-def process(task):
-  # With states of clients, which have to stay in step with the server's.
-  return algorithms.build_scaffold(
-    task.functional_model_fn(),
-    num_clients=6,
-    client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
-    learning_rate_fn=algorithms.exponential_decay(0.1, 0.9),
-    loop_implementation=algorithms.PACKED,
-  )
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 @pytest.fixture
-def start(task, process):
-  def start(output_dir=None, **changes):
-    arguments = {
-      'total_rounds': 7,
-      'clients_per_round': 3,
-      'batch_size': 10,
-      'local_steps': 2,
-      'rounds_per_evaluation': 3,
-      'rounds_per_checkpoint': 2,
-      'seed': 4,
-      **changes,
-    }
-    return simulation.run(task, process, output_dir=output_dir, **arguments)
-
-  return start
+def start(task, processes):
+  # With states of clients, which have to stay in step with the server's.
+  return functools.partial(small_runs.start, task, processes['scaffold'])
 
 
 class Recorder(simulation.Callback):
@@ -226,11 +194,11 @@ def test_a_callback_that_fails_first_or_last_leaves_the_directory_free(start, tm
   assert rounds_of(start(tmp_path, total_rounds=4)) == [4]
 
 
-def test_other_failures_reach_on_end(start, process, monkeypatch):
+def test_other_failures_reach_on_end(start, processes, monkeypatch):
   recorder = Recorder()
   run = start(callbacks=[recorder])
   next(run)
-  monkeypatch.setattr(type(process), 'next', property(lambda self: 1 / 0))
+  monkeypatch.setattr(type(processes['scaffold']), 'next', property(lambda self: 1 / 0))
   with pytest.raises(ZeroDivisionError):
     next(run)
   assert recorder.calls[-1] == ('end', 'ZeroDivisionError')

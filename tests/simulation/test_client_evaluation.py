@@ -6,16 +6,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
+from fednar_tff import algorithms, optimizers, simulation, tasks
 from fednar_tff.tasks import batches
 from tests.simulation import numpy_reference
 
-
-@pytest.fixture(autouse=True, scope='module')
-def _in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 def random_weights(task, scale=0.5):

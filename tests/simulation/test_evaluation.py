@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
+from fednar_tff import algorithms, optimizers, simulation, tasks
 
 X = np.random.default_rng(0).normal(size=[25, 3]).astype(np.float32)
 Y = np.arange(25, dtype=np.int32) % 4
@@ -105,6 +105,7 @@ class TestSampleAndThreads:
       simulation.build_evaluation(model_fn, data, num_examples=0)
 
 
+@pytest.mark.usefixtures('in_process_runtime')
 class TestRunsOnASample:
   """Rounds before the last are evaluated on the sample, the last on all test examples."""
 
@@ -119,12 +120,6 @@ class TestRunsOnASample:
     arguments |= {'rounds_per_evaluation': 1, 'seed': seed, **changes}
     run = simulation.run(task, process, **arguments)
     return run, [progress.metrics for progress in run]
-
-  @pytest.fixture(autouse=True, scope='class')
-  def _in_process(self):
-    runtime.set_in_process_context()
-    yield
-    runtime.set_native_context()
 
   def test_the_last_round_takes_the_whole_set(self):
     run, rounds = self.rounds(1, evaluation_examples=50)

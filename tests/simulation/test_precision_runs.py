@@ -6,15 +6,11 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
 
-
-@pytest.fixture(autouse=True, scope='module')
-def _in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 def start(task, output_dir=None, **changes):
@@ -60,12 +56,10 @@ def test_a_run_resumes_to_the_bit(task, finished, tmp_path):
 
 @pytest.mark.parametrize('threads', [1, 3])
 def test_the_number_of_threads_changes_nothing(task, finished, threads):
-  runtime.set_in_process_context(clients_per_device=threads)
-  try:
+  context = runtime.create_in_process_context(clients_per_device=threads)
+  with tff.framework.get_context_stack().install(context):
     run = start(task)
     run.finish(quiet=True)
-  finally:
-    runtime.set_in_process_context()
   for x, y in zip(weights_of(run), weights_of(finished[0]), strict=True):
     np.testing.assert_array_equal(x, y)
 

@@ -10,49 +10,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
+from fednar_tff import algorithms, optimizers, simulation, tasks
+from tests.simulation.small_runs import build, start
 
-
-@pytest.fixture(autouse=True, scope='module')
-def _in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
-
-
-@pytest.fixture(scope='module')
-def task():
-  return tasks.create_task('synthetic', num_clients=6)
-
-
-def build(task, algorithm, loop_implementation=algorithms.PACKED):
-  arguments = {'num_clients': 6} if algorithm == 'scaffold' else {}
-  return algorithms.get_builder(algorithm)(
-    task.functional_model_fn(),
-    client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
-    learning_rate_fn=algorithms.exponential_decay(0.1, 0.9),
-    loop_implementation=loop_implementation,
-    **arguments,
-  )
-
-
-@pytest.fixture(scope='module')
-def processes(task):
-  return {name: build(task, name) for name in ('fed_avg', 'scaffold', 'fed_adam')}
-
-
-def start(task, process, output_dir=None, **changes):
-  arguments = {
-    'total_rounds': 7,
-    'clients_per_round': 3,
-    'batch_size': 10,
-    'local_steps': 2,
-    'rounds_per_evaluation': 3,
-    'rounds_per_checkpoint': 2,
-    'seed': 4,
-    **changes,
-  }
-  return simulation.run(task, process, output_dir=output_dir, **arguments)
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 def weights_of(run):
@@ -77,7 +38,8 @@ def assert_same_run(found, expected, found_dir, expected_dir):
 def uninterrupted(task, processes, tmp_path_factory):
   """One whole run of each algorithm, to compare with."""
   found = {}
-  for name, process in processes.items():
+  for name in ('fed_avg', 'scaffold', 'fed_adam'):
+    process = processes[name]
     path = tmp_path_factory.mktemp(name)
     run = start(task, process, path)
     run.finish()

@@ -16,12 +16,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff import optimizers, runtime, simulation, tasks
+from fednar_tff import optimizers, runtime, simulation
+from tests import warm_command
 from tests.simulation.tff_drivers import (
   CLIENTS,
   DATA,
   ROUNDS,
-  build,
   leaves,
   saved_state,
   train_model,
@@ -30,30 +30,16 @@ from tests.simulation.tff_drivers import (
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
-
-
-@pytest.fixture(scope='module')
-def task():
-  return tasks.create_task('synthetic', num_clients=6)
-
-
-@pytest.fixture(scope='module')
-def processes(task):
-  return {name: build(task, name) for name in ('fed_avg', 'scaffold', 'fed_dyn')}
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 @pytest.fixture(scope='module')
 def expected(task, processes):
   """What `simulation.run` gives, after each round: leaves of the weights and, at the end, of the
   clients' states."""
-  runtime.set_in_process_context()
   found = {}
-  for name, process in processes.items():
+  for name in ('fed_avg', 'scaffold', 'fed_dyn'):
+    process = processes[name]
     run = simulation.run(task, process, total_rounds=ROUNDS, clients_per_round=CLIENTS, **DATA)
     weights = [leaves(run.model_weights) for _ in run]
     states = run.client_states
@@ -205,12 +191,13 @@ import asyncio, json, pathlib, sys
 import tensorflow_federated as tff
 sys.path.insert(0, {root!r})
 from fednar_tff import runtime, simulation, tasks
+from tests.simulation import small_runs
 from tests.simulation import tff_drivers as drivers
 
 folder = pathlib.Path(sys.argv[1])
 context = runtime.create_async_in_process_context()
 task = tasks.create_task('synthetic', num_clients=6)
-process = drivers.build(task, 'fed_avg')
+process = small_runs.build(task, 'fed_avg')
 data_source = simulation.build_data_source(task, process, **drivers.DATA)
 print('starts', flush=True)
 drivers.train_model(process, data_source, context, folder)
@@ -222,8 +209,8 @@ print(json.dumps([w.tolist() for w in weights]))
 
 
 def test_train_model_is_killed_and_resumes(expected, tmp_path):
-  command = [sys.executable, '-c', _PROGRAM.format(root=str(ROOT)), str(tmp_path)]
-  first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+  command = ['-c', _PROGRAM.format(root=str(ROOT)), str(tmp_path)]
+  first = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL)
   states = tmp_path / 'states'
   deadline = time.monotonic() + 200
   while not (states / 'program_state_2').exists():
@@ -232,9 +219,8 @@ def test_train_model_is_killed_and_resumes(expected, tmp_path):
   os.kill(first.pid, signal.SIGKILL)
   assert first.wait() == -signal.SIGKILL
   assert not (states / f'program_state_{ROUNDS}').exists()
-  second = subprocess.run(
-    command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=200
-  )
+  second = warm_command.run(command, str(ROOT), os.environ)
+  assert second.returncode == 0, second.stderr
   found = json.loads(second.stdout.splitlines()[-1])
   assert_close(list(map(np.asarray, found)), expected['fed_avg'][0][-1])
 

@@ -10,36 +10,17 @@ import types
 
 import pytest
 
-from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
+from fednar_tff import simulation
 
-
-@pytest.fixture(autouse=True)
-def _in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
-
-
-@pytest.fixture(scope='module')
-def task():
-  return tasks.create_task('synthetic', num_clients=6)
-
-
-@pytest.fixture(scope='module')
-def process(task):
-  return algorithms.build_fed_avg(
-    task.functional_model_fn(),
-    client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
-    loop_implementation=algorithms.PACKED,
-  )
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 @pytest.fixture
-def start(task, process, tmp_path):
+def start(task, processes, tmp_path):
   def start(tracker):
     return simulation.run(
       task,
-      process,
+      processes['fed_avg'],
       total_rounds=5,
       clients_per_round=2,
       batch_size=10,

@@ -11,16 +11,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff import algorithms, optimizers, runtime, simulation, tasks
+from fednar_tff import algorithms, optimizers, simulation, tasks
 from fednar_tff.simulation import checkpoints
 from fednar_tff.tasks import keras_models, models, shakespeare
 
-
-@pytest.fixture(autouse=True, scope='module')
-def _in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 @pytest.fixture(scope='module')

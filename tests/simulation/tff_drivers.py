@@ -7,25 +7,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from fednar_tff import algorithms, optimizers
-
 DATA = {'batch_size': 10, 'local_steps': 2, 'seed': 4}
 ROUNDS, CLIENTS = 5, 3
-
-
-def build(task, algorithm):
-  own = {
-    'fed_avg': {},
-    'scaffold': {'num_clients': 6},
-    'fed_dyn': {'num_clients': 6, 'regularization_strength': 0.1},
-  }
-  return algorithms.get_builder(algorithm)(
-    task.functional_model_fn(),
-    client_optimizer_fn=optimizers.build_nar(0.1, 0.01, 0.5),
-    learning_rate_fn=algorithms.exponential_decay(0.1, 0.9),
-    loop_implementation=algorithms.PACKED,
-    **own[algorithm],
-  )
 
 
 def leaves(structure):

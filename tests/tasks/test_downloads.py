@@ -18,15 +18,10 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from fednar_tff import algorithms, doctor, fetch, optimizers, runtime, tasks
+from fednar_tff import algorithms, doctor, fetch, optimizers, tasks
 from fednar_tff.tasks import sources
 
-
-@pytest.fixture(scope='module', autouse=True)
-def _in_process():
-  runtime.set_in_process_context()
-  yield
-  runtime.set_native_context()
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 def _train_one_round(task):

@@ -2,8 +2,7 @@
 import collections
 import gc
 import inspect
-import subprocess
-import sys
+import os
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from fednar_tff import tasks
+from tests import warm_command
 
 _ROUND = dict(batch_size=7, local_epochs=2, seed=3)
 
@@ -176,10 +176,8 @@ def test_another_process_on_one_thread_gives_the_same_bits():
     inspect.getsource(_fingerprint),
     'print(" ".join(_fingerprint()))',
   ]
-  run = subprocess.run(
-    [sys.executable, '-c', '\n'.join(program)], capture_output=True, text=True, check=True
-  )
-  assert run.stdout.split()[-3:] == _fingerprint()
+  run = warm_command.run(['-c', '\n'.join(program)], os.getcwd(), os.environ)
+  assert run.stdout.split()[-3:] == _fingerprint(), run.stderr
 
 
 def test_bad_arguments_are_named():
