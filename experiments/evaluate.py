@@ -19,7 +19,7 @@ from absl import flags
 from experiments import command_line
 from experiments.definition import help_text
 from experiments.definition.settings import UsageError
-from experiments.running import directory
+from experiments.running import directory, one_dnn
 
 _RUN = flags.DEFINE_string('run', None, 'The directory of the run, the --output_dir of `train`.')
 _ROUND = flags.DEFINE_integer(
@@ -50,6 +50,7 @@ def main():
   directory.read_run_config(_RUN.value)
   directory.check_writable(_OUTPUT_DIR.value or _RUN.value, 'output_dir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  one_dnn.choose()  # As the run did, so that it is the run's own arithmetic.
   from experiments.reading import evaluations, tables
   from experiments.running import evaluating  # Only now: TensorFlow takes its time.
 
