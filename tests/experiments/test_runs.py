@@ -74,8 +74,8 @@ def test_killed_run_resumes_to_the_same_bits(tmp_path):
   assert_killed_run_ends_like_an_uninterrupted_one(
     ['--algorithm=scaffold', '--client_optimizer=nar', '--dropout=0.2'],
     tmp_path,
-    num_kills=2,
-    total_rounds=60,
+    num_kills=1,
+    total_rounds=40,
   )
 
 
