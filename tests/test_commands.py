@@ -9,9 +9,13 @@ import subprocess
 import sys
 from concurrent import futures
 
+from tests import warm_command
+
 ROOT = pathlib.Path(__file__).parents[1]
 # Run by path and by the package alone.
 NO_COMMAND = 'supervisor.py'
+# What these print while TensorFlow is imported is not looked at: it takes half a minute in all.
+FOR_DEVELOPERS = ('benchmarks.', 'tools.')
 
 
 def commands():
@@ -24,10 +28,14 @@ def commands():
 
 def ask_for_help(module, cwd):
   environment = {k: v for k, v in os.environ.items() if k != 'TF_CPP_MIN_LOG_LEVEL'}
+  environment['PYTHONPATH'] = str(ROOT)
+  command = ['-m', module, '--help']
+  if module.startswith(FOR_DEVELOPERS):
+    return warm_command.run(command, str(cwd), environment)
   return subprocess.run(
-    [sys.executable, '-m', module, '--help'],
+    [sys.executable, *command],
     cwd=cwd,
-    env={**environment, 'PYTHONPATH': str(ROOT)},
+    env=environment,
     capture_output=True,
     text=True,
     timeout=120,

@@ -243,6 +243,7 @@ def test_secure_aggregator_in_the_clear(client_data, context_with_secure_sums_in
     np.testing.assert_allclose(x, y, atol=1e-3)  # Secure sums round to fixed point.
 
 
+@pytest.mark.slow
 def test_secure_aggregator_that_is_nested_deeply(context_with_secure_sums_in_the_clear):
   """TFF's own replacement of secure sums fails on it, for want of depth in a protocol buffer."""
   ones = np.ones([7], np.float32)

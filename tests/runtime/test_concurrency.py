@@ -154,7 +154,17 @@ _EXTRA = {
 }
 
 
-@pytest.mark.parametrize('name', _BUILDERS)
+# At the clients, these are FedAvg: only their servers differ.
+_FED_AVG_AT_CLIENTS = ('fed_adam', 'fed_avgm')
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[pytest.mark.slow] if name in _FED_AVG_AT_CLIENTS else [])
+    for name in _BUILDERS
+  ],
+)
 def test_algorithms_give_the_bits_of_one_thread(name):
   process = _BUILDERS[name](
     _model(),

@@ -69,9 +69,9 @@ def _assert_all_end(pids: list[int]):
   ('end', 'signum'),
   [
     # At a normal end: tests/runtime/test_default_context.py.
-    ('exception', None),
+    pytest.param('exception', None, marks=pytest.mark.slow),
     ('busy', signal.SIGINT),
-    ('wait', signal.SIGTERM),
+    pytest.param('wait', signal.SIGTERM, marks=pytest.mark.slow),
     ('busy', signal.SIGKILL),
   ],
 )
