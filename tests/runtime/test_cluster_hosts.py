@@ -152,8 +152,10 @@ class _Node:
 
 
 def _environment():
+  # Without what a private Ray of an earlier test has left: it would keep these on loopback.
+  others = {name: value for name, value in os.environ.items() if not name.startswith('RAY_')}
   return {
-    **os.environ,
+    **others,
     'RAY_AUTH_MODE': 'token',
     'RAY_AUTH_TOKEN': 'fednar' * 8,
     'RAY_USAGE_STATS_ENABLED': '0',
