@@ -50,7 +50,7 @@ def main():
   directory.read_run_config(_RUN.value)
   directory.check_writable(_OUTPUT_DIR.value or _RUN.value, 'output_dir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  one_dnn.choose()  # As the run did, so that it is the run's own arithmetic.
+  one_dnn.choose()  # As `train` does, so that it is the arithmetic of a run of today.
   from experiments.reading import evaluations, tables
   from experiments.running import evaluating  # Only now: TensorFlow takes its time.
 
