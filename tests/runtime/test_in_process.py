@@ -304,6 +304,25 @@ def test_variables_are_fresh_at_every_call_and_private_to_every_client(context):
   assert context.invoke(run, times) == times
 
 
+def test_a_variable_may_start_as_an_argument(context):
+  @tff.tensorflow.computation(np.float32, np.float32, np.float32)
+  def start_and_add(unused, start, step):
+    del unused
+    variable = tf.Variable(initial_value=2.0 * start, name='sum')
+    with tf.control_dependencies([variable.assign_add(step)]):
+      return variable.read_value()
+
+  @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+  def at_clients(starts):
+    unused = tff.federated_value(7.0, tff.CLIENTS)
+    steps = tff.federated_value(1.0, tff.CLIENTS)
+    return tff.federated_map(start_and_add, (unused, starts, steps))
+
+  for _ in range(2):
+    assert context.invoke(start_and_add, (9.0, 3.0, 0.5)) == 6.5
+    assert context.invoke(at_clients, [0.0, 1.0, 2.0, 3.0]) == [1.0, 3.0, 5.0, 7.0]
+
+
 def test_tables_work_round_after_round(context):
   @tff.tensorflow.computation(np.str_)
   def look_up(word):

@@ -75,6 +75,18 @@ def _remove_temporary_variables(graph_def: tf.compat.v1.GraphDef) -> None:
       config.s = call_options.without_memory_optimizer(config.s).SerializeToString()
 
 
+def _needed(operation: tf.Operation, feeds: list[tf.Tensor]) -> list[int]:
+  """Lists which of the feeds the operation depends on: a variable may start as an argument."""
+  before = {operation}
+  stack = [operation]
+  while stack:
+    current = stack.pop()
+    new = {*(tensor.op for tensor in current.inputs), *current.control_inputs} - before
+    before |= new
+    stack.extend(new)
+  return [i for i, feed in enumerate(feeds) if feed.op in before]
+
+
 def _destroy_abandoned_variables() -> None:
   """Frees the variables of copies that nobody refers to any more.
 
@@ -127,8 +139,10 @@ class _Copy:
     # A call of its own, because no control dependency reaches into the frames of a loop.
     self._initialize = None
     if tensorflow_proto.initialize_op:
+      initialize_op = graph.get_operation_by_name(tensorflow_proto.initialize_op)
+      self._initial_arguments = _needed(initialize_op, feeds)
       self._initialize = imported.prune(
-        [], [graph.get_operation_by_name(tensorflow_proto.initialize_op)]
+        [feeds[i] for i in self._initial_arguments], [initialize_op]
       )
     variables = [
       dict(
@@ -145,9 +159,10 @@ class _Copy:
       leave.atexit = False  # Nothing is left to free when the interpreter ends.
 
   def __call__(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
+    arguments = [*arguments, *self._extra_arguments]
     if self._initialize is not None:
-      self._initialize()
-    return self._call(*arguments, *self._extra_arguments)
+      self._initialize(*(arguments[i] for i in self._initial_arguments))
+    return self._call(*arguments)
 
 
 class GraphFunction:
