@@ -38,7 +38,7 @@ print(test_util.IsMklEnabled(), processor.describe()['one_dnn'])
 """
 
 
-@pytest.mark.parametrize('when', ['before', 'too late'])
+@pytest.mark.parametrize('when', ['before', pytest.param('too late', marks=pytest.mark.slow)])
 def test_one_dnn_is_chosen_before_tensorflow_is_imported(when):
   done = subprocess.run(
     [sys.executable, '-c', _LIBRARY, when],

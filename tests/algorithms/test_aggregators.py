@@ -80,7 +80,13 @@ SECURE_ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize('name', SECURE_ARGUMENTS)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=() if name == 'scaffold' else pytest.mark.slow)
+    for name in SECURE_ARGUMENTS
+  ],
+)
 def test_secure_aggregation_runs_and_leaves_nothing_in_the_clear(problem, mean_weights, name):
   process = build(
     problem,

@@ -90,7 +90,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize('name', ['config', 'result'])
+@pytest.mark.parametrize('name', [pytest.param('config', marks=pytest.mark.slow), 'result'])
 def test_full_disk_is_one_line_also_beside_the_rounds(name, tmp_path):
   path = tmp_path / 'run'
   path.mkdir()

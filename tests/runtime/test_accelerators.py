@@ -37,7 +37,9 @@ print(max(np.abs(a - b).max() for a, b in zip(*results)))
 """
 
 
-@pytest.mark.parametrize(('batch_size', 'num_shapes'), [(10, 1), (40, 2)])
+@pytest.mark.parametrize(
+  ('batch_size', 'num_shapes'), [pytest.param(10, 1, marks=pytest.mark.slow), (40, 2)]
+)
 def test_a_compiled_step_is_compiled_once_for_each_shape(
   batch_size, num_shapes, run_python, tmp_path, monkeypatch
 ):
@@ -145,7 +147,7 @@ tf.random.uniform([])  # Without a seed, which is an error if operations are to 
 """
 
 
-@pytest.mark.parametrize('memory_growth', [True, False])
+@pytest.mark.parametrize('memory_growth', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_settings_reach_tensorflow(memory_growth, start_python):
   try:
     library = placement.compile_device()

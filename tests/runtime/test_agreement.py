@@ -223,6 +223,7 @@ def test_differentially_private_aggregator(contexts, client_data):
   _run_everywhere(contexts, _train(process, client_data))
 
 
+@pytest.mark.slow
 def test_secure_aggregator_in_the_clear(client_data, context_with_secure_sums_in_the_clear):
   process = tff.learning.algorithms.build_weighted_fed_avg(
     _model_fn,

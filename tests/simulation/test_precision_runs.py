@@ -54,7 +54,7 @@ def test_a_run_resumes_to_the_bit(task, finished, tmp_path):
   assert (tmp_path / 'metrics.csv').read_bytes() == (finished[1] / 'metrics.csv').read_bytes()
 
 
-@pytest.mark.parametrize('threads', [1, 3])
+@pytest.mark.parametrize('threads', [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_number_of_threads_changes_nothing(task, finished, threads):
   context = runtime.create_in_process_context(clients_per_device=threads)
   with tff.framework.get_context_stack().install(context):
