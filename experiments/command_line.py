@@ -5,6 +5,7 @@ import logging as standard_logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -80,12 +81,34 @@ def run(
     sys.exit(0)
   logging.set_verbosity(logging.WARNING)
   signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+  _repeat_lost_signals()
   # Not `app.run`: a TensorFlow that is imported inside of it begins in graph mode, and then Keras
   # has no functional models.
   logging.use_absl_handler()
   formatter = standard_logging.Formatter(f'{name}: %(levelname)s: %(message)s')
   logging.get_absl_handler().setFormatter(formatter)
   call(parse(sys.argv))
+
+
+def _repeat_lost_signals():
+  """Sends Ctrl-C or SIGTERM again if its exception was lost.
+
+  The exception is raised in whatever Python runs at that moment. In the `__del__` of an object, as
+  TensorFlow's functions have one, Python reports it and goes on, and the program would never end.
+  """
+  signals = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
+  report = sys.unraisablehook
+
+  def repeat_or_report(lost):
+    if lost.exc_type not in signals:
+      report(lost)
+      return
+    # A moment later and from another thread: raised in here, it would be lost again.
+    again = threading.Timer(0.1, os.kill, (os.getpid(), signals[lost.exc_type]))
+    again.daemon = True
+    again.start()
+
+  sys.unraisablehook = repeat_or_report
 
 
 def _end_unread():
