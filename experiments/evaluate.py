@@ -11,7 +11,6 @@ run's optimizer, at the rates of the round to come, on four fifths of its exampl
 accuracy on the fifth that is held out, before and after.
 """
 
-import os
 import pathlib
 
 from absl import flags
@@ -19,7 +18,7 @@ from absl import flags
 from experiments import command_line
 from experiments.definition import help_text
 from experiments.definition.settings import UsageError
-from experiments.running import directory, one_dnn
+from experiments.running import directory, tensorflow_import
 
 _RUN = flags.DEFINE_string('run', None, 'The directory of the run, the --output_dir of `train`.')
 _ROUND = flags.DEFINE_integer(
@@ -49,10 +48,9 @@ def main():
     raise UsageError('--run is missing: the directory of a run, the --output_dir of `train`.')
   directory.read_run_config(_RUN.value)
   directory.check_writable(_OUTPUT_DIR.value or _RUN.value, 'output_dir')
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  one_dnn.choose()  # As `train` does, so that it is the arithmetic of a run of today.
+  tensorflow_import.import_tensorflow()  # As `train` does: the arithmetic of a run of today.
   from experiments.reading import evaluations, tables
-  from experiments.running import evaluating  # Only now: TensorFlow takes its time.
+  from experiments.running import evaluating
 
   found = evaluating.evaluate(_RUN.value, _ROUND.value, _DATA_DIR.value, _STEPS.value, _SEED.value)
   table = evaluations.summary_table(found)

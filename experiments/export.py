@@ -16,7 +16,7 @@ from absl import flags
 from experiments import command_line
 from experiments.definition import help_text
 from experiments.definition.settings import UsageError
-from experiments.running import directory
+from experiments.running import directory, tensorflow_import
 
 # As `fednar_tff.simulation.EXPORT_FORMATS`, which a test compares; help is shown without
 # TensorFlow.
@@ -51,8 +51,8 @@ def main():
     raise UsageError(f'--output={output} exists already; choose another place.')
   directory.read_run_config(_RUN.value)
   directory.check_writable(output or _RUN.value, 'output')
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  from experiments.running import loading  # Only now: TensorFlow takes its time.
+  tensorflow_import.import_tensorflow()
+  from experiments.running import loading
   from fednar_tff import simulation
 
   model, _ = loading.load_model(_RUN.value, _ROUND.value, _DATA_DIR.value)

@@ -14,7 +14,6 @@ settings, runs, partition, clipping; it loads nothing from a network.
 """
 
 import functools
-import os
 import pathlib
 import sys
 
@@ -141,9 +140,11 @@ def splits(experiment):
 
 def draw_partition(run, target):
   """Draws who holds which classes, by the data and the seed of a run."""
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  from experiments.running import tensorflow_import  # Only here: a report needs no TensorFlow.
+
+  tensorflow_import.import_tensorflow()
   import fednar_tff
-  from experiments.running import building  # Only here: both import TensorFlow.
+  from experiments.running import building
 
   try:
     building.draw_partition(run.path, target)

@@ -27,13 +27,14 @@ def test_the_processor_is_told_by_what_linux_says(tmp_path, monkeypatch):
 
 
 _LIBRARY = """
-import sys
-from experiments.running import one_dnn
+import gc, sys
+from experiments.running import tensorflow_import
 if sys.argv[1] == 'before':
-  one_dnn.choose()
+  tensorflow_import.import_tensorflow()
+  assert gc.isenabled() and gc.get_freeze_count() > 100_000
 from fednar_tff import processor
 from tensorflow.python.framework import test_util  # Only it knows.
-one_dnn.choose()
+tensorflow_import.import_tensorflow()
 print(test_util.IsMklEnabled(), processor.describe()['one_dnn'])
 """
 

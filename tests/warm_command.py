@@ -8,6 +8,7 @@ that kill a process, or look at how one starts, start it in the ordinary way.
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import runpy
@@ -31,6 +32,8 @@ _CONTEXT.set_forkserver_preload(
     'tensorflow_model_optimization',
     'jax',
     'sklearn',
+    'matplotlib.figure',
+    'matplotlib.backends.backend_agg',
   ]
 )
 
@@ -44,6 +47,7 @@ def _be_python(arguments, cwd, environment, outputs):
   os.environ.clear()
   os.environ.update(environment)
   os.chdir(cwd)
+  gc.freeze()  # What the server has made stays, and the fork shares it until it is looked at.
   option, program, *rest = arguments
   sys.path.insert(0, os.getcwd())
   status: int | str | None = 0

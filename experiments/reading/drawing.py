@@ -11,7 +11,6 @@ import matplotlib
 import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import colors, figure, ticker
-from matplotlib.backends import backend_pdf
 
 from experiments.definition import catalogue
 from experiments.reading.runs import Run
@@ -264,6 +263,8 @@ def save(pages: Sequence[figure.Figure], path: pathlib.Path) -> list[pathlib.Pat
     page.savefig(written[-1], dpi=150)
     page.set_layout_engine('none')  # It is laid out; doing it again for the PDF takes long.
   if path.suffix != '.png':
+    from matplotlib.backends import backend_pdf  # Only now: a run, which needs none, ends sooner.
+
     written.append(stem.with_name(stem.name + '.pdf'))
     with backend_pdf.PdfPages(written[-1]) as pdf:
       for page in pages:

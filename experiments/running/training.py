@@ -3,12 +3,11 @@
 
 import hashlib
 import json
-import os
 import platform
 
 from experiments.definition import catalogue, presets
 from experiments.definition.settings import RunDivergedError, RunFailedError, UsageError
-from experiments.running import directory, one_dnn
+from experiments.running import directory, tensorflow_import
 
 _PASSED_ON = (
   'total_rounds', 'batch_size', 'rounds_per_evaluation', 'rounds_per_checkpoint',
@@ -37,11 +36,7 @@ def train(settings, quiet=False):
   directory.check_writable(path)
   settings = {**settings, 'title': settings['title'] or presets.title(settings)}
 
-  # At 2, TensorFlow complains of GPU libraries on each start; the runtime says it where there is a
-  # card.
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  one_dnn.choose()
-  # Imported only now: flags are checked, and help is shown, without waiting for TensorFlow.
+  tensorflow_import.import_tensorflow()
   import fednar_tff
   from experiments.running import building
 

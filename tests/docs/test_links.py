@@ -50,6 +50,18 @@ def test_links_lead_to_files_and_headings_that_exist(page):
       assert anchor in _anchors(target), link
 
 
+@pytest.mark.parametrize(
+  'page', ['README.md', 'SECURITY.md', 'docs/contributing.md', 'docs/design.md', 'docs/index.md']
+)
+def test_files_that_a_page_about_this_repository_names_exist(page):
+  text = re.sub(r'^```.*?^```', '', (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+  names = re.findall(r'`([\w./*-]+\.(?:py|md|txt|in|sh|yml|yaml|toml|ipynb|jsonl))`', text)
+  folders = ('benchmarks', 'docs', 'experiments', 'fednar_tff', 'tests', 'tools')
+  for name in names:
+    found = [*ROOT.glob(name), *(path for f in folders for path in (ROOT / f).rglob(name))]
+    assert found, name
+
+
 def test_pages_of_the_site_link_only_to_the_site():
   for page in PAGES:
     if page.parent == ROOT:

@@ -75,7 +75,7 @@ def test_killed_run_resumes_to_the_same_bits(tmp_path):
     ['--algorithm=scaffold', '--client_optimizer=nar', '--dropout=0.2'],
     tmp_path,
     num_kills=1,
-    total_rounds=40,
+    total_rounds=20,
   )
 
 

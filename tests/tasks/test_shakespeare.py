@@ -52,6 +52,10 @@ def _decode(codes):
   return ''.join((shakespeare.VOCABULARY + 'é')[c] for c in codes)
 
 
+# For tests of the data, which is the same for every model: the paper's takes seconds to make.
+create_task = functools.partial(tasks.create_task, 'shakespeare', model='small_transformer')
+
+
 def test_vocabulary_has_80_entries_with_the_unknown_one():
   assert shakespeare.VOCABULARY_SIZE == 80
   assert len(set(shakespeare.VOCABULARY)) == 79
@@ -59,7 +63,7 @@ def test_vocabulary_has_80_entries_with_the_unknown_one():
 
 
 def test_windows_are_80_characters_and_the_next_one(data_dir, texts):
-  task = tasks.create_task('shakespeare', data_dir=data_dir, num_clients=3, crop_windows=False)
+  task = create_task(data_dir=data_dir, num_clients=3, crop_windows=False)
   assert task.partition.client_ids == ('A', 'B', 'C')
   for role in task.partition.client_ids:
     text = '\n'.join(texts['train'][role])
@@ -71,9 +75,7 @@ def test_windows_are_80_characters_and_the_next_one(data_dir, texts):
 
 
 def test_what_held_out_windows_ask_for_is_in_no_window_that_is_trained_on(data_dir, texts):
-  task = tasks.create_task(
-    'shakespeare', data_dir=data_dir, num_clients=3, prediction='every', validation_share=0.1
-  )
+  task = create_task(data_dir=data_dir, num_clients=3, prediction='every', validation_share=0.1)
 
   def windows(dataset):
     return [_decode([*e['x']['tokens'], e['y'][-1]]) for e in dataset.as_numpy_iterator()]
@@ -91,7 +93,7 @@ def test_what_held_out_windows_ask_for_is_in_no_window_that_is_trained_on(data_d
 
 
 def test_cropped_clients_hold_2000_and_400_consecutive_windows(data_dir, texts):
-  task = tasks.create_task('shakespeare', data_dir=data_dir, num_clients=3)
+  task = create_task(data_dir=data_dir, num_clients=3)
   assert [len(rows) for rows in task.partition.rows] == [2000] * 3
   text = '\n'.join(texts['train']['A'])
   dataset = task.datasets.train_data.create_tf_dataset_for_client('A')
@@ -109,9 +111,7 @@ def test_cropped_clients_hold_2000_and_400_consecutive_windows(data_dir, texts):
 
 def test_roles_and_crops_follow_the_partition_seed(data_dir):
   def facts(partition_seed, num_clients):
-    task = tasks.create_task(
-      'shakespeare', data_dir=data_dir, num_clients=num_clients, partition_seed=partition_seed
-    )
+    task = create_task(data_dir=data_dir, num_clients=num_clients, partition_seed=partition_seed)
     first = (
       next(iter(task.datasets.train_data.create_tf_dataset_for_client('A')), None)
       if ('A' in task.partition.client_ids)
@@ -128,9 +128,7 @@ def test_roles_and_crops_do_not_follow_the_seed_where_the_partition_seed_is_fixe
   """The released code draws them alike for every seed (docs/paper.md, F5)."""
 
   def facts(seed):
-    task = tasks.create_task(
-      'shakespeare', data_dir=data_dir, num_clients=2, seed=seed, partition_seed=0
-    )
+    task = create_task(data_dir=data_dir, num_clients=2, seed=seed, partition_seed=0)
     first = [
       next(iter(task.datasets.train_data.create_tf_dataset_for_client(role)))['x']['tokens']
       for role in task.partition.client_ids
@@ -152,9 +150,7 @@ def test_text_of_leaf_has_no_line_breaks_and_single_spaces(tmp_path, write_datab
   )
   texts = {'tff': '\n'.join(speeches['train']), 'leaf': 'To be, or not to be: that ' * 100}
   for rule, text in texts.items():
-    task = tasks.create_task(
-      'shakespeare', data_dir=str(tmp_path), num_clients=1, crop_windows=False, text=rule
-    )
+    task = create_task(data_dir=str(tmp_path), num_clients=1, crop_windows=False, text=rule)
     dataset = task.datasets.train_data.create_tf_dataset_for_client('H')
     for start, example in enumerate(dataset.as_numpy_iterator()):
       found = _decode(example['x']['tokens']) + _decode([example['y']])
@@ -163,12 +159,12 @@ def test_text_of_leaf_has_no_line_breaks_and_single_spaces(tmp_path, write_datab
   newline, space = shakespeare.encode(b'\n ')
   assert (newline, space) == (0, 1)
   with pytest.raises(ValueError, match="`text` must be one of tff, leaf, found 'prose'"):
-    tasks.create_task('shakespeare', data_dir=str(tmp_path), num_clients=1, text='prose')
+    create_task(data_dir=str(tmp_path), num_clients=1, text='prose')
 
 
 def test_labels_of_every_position_are_the_characters_after_it(data_dir):
   last, every = (
-    tasks.create_task('shakespeare', data_dir=data_dir, num_clients=3, prediction=prediction)
+    create_task(data_dir=data_dir, num_clients=3, prediction=prediction)
     for prediction in ('last', 'every')
   )
   assert last.partition.hash == every.partition.hash
