@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every link between pages leads somewhere, every page is in the navigation, and a newcomer's
-questions are on the map."""
+"""Every link between pages leads somewhere, every page is in the navigation, a newcomer's questions
+are on the map, and prose is wrapped."""
 
 import ast
 import pathlib
@@ -60,6 +60,18 @@ def test_files_that_a_page_about_this_repository_names_exist(page):
   for name in names:
     found = [*ROOT.glob(name), *(path for f in folders for path in (ROOT / f).rglob(name))]
     assert found, name
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_have_at_most_100_characters(page):
+  made = r'^<!-- begin .*?^<!-- end .*?$'  # From results, by `make results` or `make bench`.
+  text = re.sub(made, '', page.read_text(), flags=re.MULTILINE | re.DOTALL)
+  text = re.sub(r'^```.*?^```', '', text, flags=re.MULTILINE | re.DOTALL)
+  for line in text.splitlines():
+    if not line.startswith(('|', '!', '    ')):
+      # Longer may be only what cannot be broken.
+      pieces = re.sub(r'`[^`]*`', 'code', line).removeprefix('- ').split()
+      assert len(line) <= 100 or len(pieces) == 1, line
 
 
 def test_pages_of_the_site_link_only_to_the_site():
