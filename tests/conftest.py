@@ -28,6 +28,10 @@ hypothesis.settings.register_profile('repeatable', derandomize=True, deadline=No
 hypothesis.settings.load_profile('repeatable')
 
 
+def pytest_sessionfinish():
+  gc.freeze()  # At its end pytest looks for garbage five times.
+
+
 @pytest.fixture(scope='session', autouse=True)
 def _native_context():
   """The default of all tests. Without it, TFF would start a worker that outlives the test run."""

@@ -33,12 +33,13 @@ def _programs(page):
   return blocks if page.name == 'README.md' else ['\n'.join(blocks)]
 
 
-# That of the recipes takes longer than those of all other pages.
+# Those that take longer than the others together.
+LONG_PROGRAMS = ('recipes.md', 'algorithms.md')
 PYTHON_PROGRAMS = [
   pytest.param(
     program,
     id=f'{page.name}-{number}',
-    marks=[pytest.mark.slow] if page.name == 'recipes.md' else [],
+    marks=[pytest.mark.slow] if page.name in LONG_PROGRAMS else [],
   )
   for page in PAGES
   for number, program in enumerate(_programs(page))

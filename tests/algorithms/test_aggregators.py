@@ -162,7 +162,10 @@ def dp_factory(norm):
   )
 
 
-@pytest.mark.parametrize(('weight_decay', 'max_norm'), [(0.0, 0.6), (0.3, 1e-3), (50.0, 0.6)])
+@pytest.mark.parametrize(
+  ('weight_decay', 'max_norm'),
+  [pytest.param(0.0, 0.6, marks=pytest.mark.slow), (0.3, 1e-3), (50.0, 0.6)],
+)
 def test_dp_clipping_at_the_bound_changes_no_nar_update(problem, weight_decay, max_norm):
   # The largest weight decay clips every step of NAR, in nearly the same direction: updates as long
   # as they can be.

@@ -75,7 +75,10 @@ def test_set(tmp_path_factory):
   return path
 
 
-@pytest.mark.parametrize('form', PROGRAMS)
+# That of Keras takes longest, and tests/simulation/test_trained_model.py loads one in this process.
+@pytest.mark.parametrize(
+  'form', ['npz', 'saved_model', pytest.param('keras', marks=pytest.mark.slow)]
+)
 def test_exported_model_has_the_accuracy_of_the_run(form, run, test_set, tmp_path):
   output = tmp_path / f'model{export.SUFFIXES[form]}'
   result = call(

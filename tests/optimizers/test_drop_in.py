@@ -166,8 +166,11 @@ def test_as_server_optimizer(bound):
     lambda spec: tff.simulation.baselines.emnist.create_character_recognition_task(
       spec, model_id='cnn', use_synthetic_data=True
     ),
-    lambda spec: tff.simulation.baselines.shakespeare.create_character_prediction_task(
-      spec, use_synthetic_data=True
+    pytest.param(
+      lambda spec: tff.simulation.baselines.shakespeare.create_character_prediction_task(
+        spec, use_synthetic_data=True
+      ),
+      marks=pytest.mark.slow,
     ),
   ],
   ids=['emnist', 'shakespeare'],

@@ -64,8 +64,7 @@ def test_pieces_are_all_clients_in_order_and_small_at_the_end(num_clients, num_p
 @pytest.mark.parametrize(
   'algorithm',
   [
-    pytest.param(name, marks=() if name in ('fed_avg', 'scaffold') else pytest.mark.slow)
-    for name in _ALGORITHMS
+    pytest.param(name, marks=() if name == 'scaffold' else pytest.mark.slow) for name in _ALGORITHMS
   ],
 )
 def test_algorithms_train_as_in_process_and_resume_to_the_same_bits(

@@ -96,7 +96,7 @@ def folder(monkeypatch):
 @pytest.mark.parametrize(
   ('end', 'signum'),
   [
-    ('busy', signal.SIGKILL),
+    pytest.param('busy', signal.SIGKILL, marks=pytest.mark.slow),
     pytest.param('normally', None, marks=pytest.mark.slow),
     pytest.param('exception', None, marks=pytest.mark.slow),
     pytest.param('busy', signal.SIGINT, marks=pytest.mark.slow),

@@ -154,16 +154,14 @@ _EXTRA = {
 }
 
 
-# At the clients, these are FedAvg: only their servers differ.
-_FED_AVG_AT_CLIENTS = ('fed_adam', 'fed_avgm')
+# The runtime knows no algorithm; these two are the two kinds of process, without and with states of
+# clients.
+_KINDS = ('fed_avg', 'scaffold')
 
 
 @pytest.mark.parametrize(
   'name',
-  [
-    pytest.param(name, marks=[pytest.mark.slow] if name in _FED_AVG_AT_CLIENTS else [])
-    for name in _BUILDERS
-  ],
+  [pytest.param(name, marks=[] if name in _KINDS else [pytest.mark.slow]) for name in _BUILDERS],
 )
 def test_algorithms_give_the_bits_of_one_thread(name):
   process = _BUILDERS[name](

@@ -36,7 +36,7 @@ _IGNORES_CTRL_C = 'import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n
     # As a shell starts programs in the background.
     _IGNORES_CTRL_C + _TFF + _OURS + _COMPUTATION,
     pytest.param(_TFF + _OWN_CONTEXT + _OURS + _UNTOUCHED + _COMPUTATION, marks=pytest.mark.slow),
-    _OURS + _TFF + _OWN_CONTEXT + _UNTOUCHED + _COMPUTATION,
+    pytest.param(_OURS + _TFF + _OWN_CONTEXT + _UNTOUCHED + _COMPUTATION, marks=pytest.mark.slow),
   ],
   ids=['import_only', 'no_context', 'no_context_tff_first', 'own_before', 'own_after'],
 )

@@ -16,6 +16,7 @@ def test_a_runtime_that_hangs_is_a_line_in_the_report():
   assert doctor.check_runtime('native', seconds=0.1) == (False, 'no answer within 0 s')
 
 
+@pytest.mark.slow
 def test_a_runtime_that_fails_is_a_line_in_the_report():
   works, message = doctor.check_runtime('imaginary')
   assert not works and 'set_imaginary_context' in message

@@ -87,7 +87,7 @@ def _two_rounds(process, clients):
   ('name', 'options', 'make_client'),
   [
     pytest.param('fed_avg', {}, _client, marks=pytest.mark.slow),
-    ('fed_avg', {'functional': True}, _client),
+    pytest.param('fed_avg', {'functional': True}, _client, marks=pytest.mark.slow),
     pytest.param('fed_avg', {'packed': False}, _batches, marks=pytest.mark.slow),
     pytest.param('fed_exp', {}, _client, marks=pytest.mark.slow),
     ('scaffold', {}, _client),

@@ -230,9 +230,7 @@ def test_dropout_switch_reaches_the_model(data_dir):
   x = {'tokens': np.zeros([2, 80], np.uint8), 'seed': np.array([1, 2], np.int32)}
   differences = []
   for rate in (0.0, 0.1):
-    model = tasks.create_task(
-      'shakespeare', data_dir=data_dir, num_clients=3, dropout=rate
-    ).model_fn()
+    model = create_task(data_dir=data_dir, num_clients=3, dropout=rate).model_fn()
     predictions = [model.predict_on_batch(x, training=t).numpy() for t in (True, False)]
     differences.append(np.abs(predictions[0] - predictions[1]).max())
   assert differences[0] < 1e-5 < 1e-2 < differences[1]
