@@ -73,10 +73,12 @@ def test_all_loops_give_the_same_numbers(problem, kind):
 @pytest.mark.parametrize(
   ('name', 'arguments'),
   [
-    ('fed_avg', {}),
+    pytest.param('fed_avg', {}, marks=pytest.mark.slow),
     ('fed_prox', {'proximal_strength': 0.3}),
     ('scaffold', {'num_clients': 9}),
-    ('fed_dyn', {'num_clients': 9, 'regularization_strength': 0.2}),
+    pytest.param(
+      'fed_dyn', {'num_clients': 9, 'regularization_strength': 0.2}, marks=pytest.mark.slow
+    ),
   ],
 )
 def test_leaves_that_are_joined_for_a_gpu_take_the_same_steps(

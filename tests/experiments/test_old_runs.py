@@ -52,7 +52,9 @@ def _columns(text: str) -> np.ndarray:
   return np.asarray([[float(x) for x in line.split(',')] for line in text.splitlines()[1:]])
 
 
-@pytest.mark.parametrize('algorithm', ['fed_avg', 'scaffold', 'fed_dyn'])
+@pytest.mark.parametrize(
+  'algorithm', ['fed_avg', 'scaffold', pytest.param('fed_dyn', marks=pytest.mark.slow)]
+)
 def test_a_run_of_older_code_is_finished_to_the_same_bits(algorithm, tmp_path):
   with tarfile.open(_OLD_RUNS) as archive:
     archive.extractall(tmp_path)

@@ -116,7 +116,14 @@ def _train(process, client_data, initial_state=None, num_rounds=2):
   return program
 
 
-@pytest.mark.parametrize('loop', list(tff.learning.LoopImplementation), ids=lambda loop: loop.name)
+@pytest.mark.parametrize(
+  'loop',
+  [
+    tff.learning.LoopImplementation.DATASET_REDUCE,  # TFF's default.
+    pytest.param(tff.learning.LoopImplementation.DATASET_ITERATOR, marks=pytest.mark.slow),
+  ],
+  ids=lambda loop: loop.name,
+)
 def test_weighted_fed_avg(contexts, client_data, loop):
   process = tff.learning.algorithms.build_weighted_fed_avg(
     _model_fn,

@@ -222,6 +222,7 @@ def test_a_worker_that_hangs_counts_as_dead_after_a_stated_time(cluster, monkeyp
   support.wait_for_workers(cluster, 2)
 
 
+@pytest.mark.slow
 def test_no_worker_left_is_one_clear_error(cluster, monkeypatch):
   monkeypatch.setattr(team, '_SECONDS_TO_START', 0.2)
   for pid in support.worker_pids(cluster):
