@@ -131,10 +131,12 @@ def test_memory_does_not_grow_with_the_rounds(run_python):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_clients(run_python):
-  # Each client sends 20 MB: 500 of them would be 10 GB.
+  # Each client sends 20 MB: 480 more of them send 9,600. How many are in memory at the same time
+  # hangs on how fast the threads are: on a busy machine 80 to 250 MB more were seen, and 200 to 290
+  # with 1,500 clients.
   few = float(run_python(_MEMORY, '20', '1', '5000000').split()[-1])
   many = float(run_python(_MEMORY, '500', '1', '5000000').split()[-1])
-  assert many < 1.1 * few
+  assert many < few + 500
 
 
 _THREADS = """
