@@ -300,7 +300,8 @@ def small_cells(folder, names):
   return cells
 
 
-def test_finished_runs_come_into_the_file_and_failed_ones_do_not(tmp_path, capsys):
+def test_finished_runs_come_into_the_file_and_failed_ones_do_not(tmp_path, capsys, monkeypatch):
+  monkeypatch.setenv('TF_ENABLE_ONEDNN_OPTS', '1')  # As `train` does, so that both say the same.
   target = tmp_path / 'results.jsonl'
   cells = small_cells(tmp_path, ['good', 'bad'])
   (tmp_path / 'bad').write_text('This is no directory.')
