@@ -165,6 +165,30 @@ def _normalise_groups(x, scale, offset, groups, epsilon):
   return normalise(x, scale, offset)
 
 
+_POOL = {'ksize': [1, 2, 2, 1], 'strides': [1, 2, 2, 1], 'padding': 'VALID'}
+
+
+def max_pool(x):
+  """Returns the largest values of 2x2 windows; a row or column that is left over is left out."""
+  if tf.config.list_physical_devices('GPU'):
+    return tf.raw_ops.MaxPool(input=x, **_POOL)
+
+  @tf.custom_gradient
+  def pool(x):
+    return tf.raw_ops.MaxPool(input=x, **_POOL), lambda upstream: _max_pool_gradient(x, upstream)
+
+  return pool(x)
+
+
+# TensorFlow leaves the gradient to oneDNN, ten times as fast as its own, only if it meets the
+# pooling before it on its way through the graph. In the loop over a client's batches that way is a
+# circle, and may begin between the two. So they stand together in a function that stays one.
+@tf.function(autograph=False, experimental_attributes={'_noinline': True})
+def _max_pool_gradient(x, upstream):
+  y = tf.raw_ops.MaxPool(input=x, **_POOL)
+  return tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=y, grad=upstream, **_POOL)
+
+
 @tf.custom_gradient
 def mean_of_map(x):
   height, width, channels = x.shape[1:]

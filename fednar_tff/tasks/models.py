@@ -16,6 +16,7 @@ from fednar_tff.tasks.layers import conv as conv
 from fednar_tff.tasks.layers import dense as dense
 from fednar_tff.tasks.layers import group_norm as group_norm
 from fednar_tff.tasks.layers import layer_norm as layer_norm
+from fednar_tff.tasks.layers import max_pool as max_pool
 from fednar_tff.tasks.layers import mean_of_map
 from fednar_tff.tasks.model_fns import build_model_fns as build_model_fns
 from fednar_tff.tasks.transformer import attention as attention
@@ -69,7 +70,7 @@ def build_cnn(num_classes: int, filters: tuple[int, int] = (32, 64)) -> Callable
     padding = 'VALID' if min(x.shape[1:3]) >= 16 else 'SAME'
     for i, number in enumerate(filters):
       x = tf.nn.relu(conv(param, x, number, 5, f'conv{i}', padding=padding))
-      x = tf.nn.max_pool2d(x, 2, 2, 'VALID')
+      x = max_pool(x)
     x = tf.reshape(x, [-1, x.shape[1:].num_elements()])
     x = tf.nn.relu(dense(param, x, 128, 'hidden'))
     return dense(param, x, num_classes, 'logits')

@@ -545,6 +545,38 @@ def test_norms_and_their_gradients_equal_finite_differences(norm, reference, sha
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize('dtype', [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize('side', [6, 5])
+def test_max_pool_and_its_gradient_equal_numpy(side, dtype):
+  rng = np.random.default_rng(0)
+  # Few different values, so that windows have several largest ones: the first gets the gradient.
+  x = rng.integers(-2, 3, [4, side, side, 3]).astype(np.float32)
+  upstream = rng.integers(-9, 9, [4, side // 2, side // 2, 3]).astype(np.float32)
+  pooled, gradient = np.empty_like(upstream), np.zeros_like(x)
+  for image, row, column, channel in np.ndindex(upstream.shape):
+    window = x[image, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2, channel]
+    first = np.unravel_index(np.argmax(window), window.shape)
+    pooled[image, row, column, channel] = window[first]
+    gradient[image, 2 * row + first[0], 2 * column + first[1], channel] = upstream[
+      image, row, column, channel
+    ]
+
+  @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, side, side, 3], dtype)])
+  def pool_in_loop(x):
+    def body(k, y, d):
+      with tf.GradientTape() as tape:
+        tape.watch(x)
+        result = layers.max_pool(x)
+      return k + 1, y + result, d + tape.gradient(result, x, tf.cast(upstream, dtype))
+
+    start = (0, tf.zeros(upstream.shape, dtype), tf.zeros(gradient.shape, dtype))
+    return tf.while_loop(lambda k, *_: k < 2, body, start)[1:]
+
+  actual = pool_in_loop(tf.constant(x, dtype))
+  for found, expected in zip(actual, (pooled, gradient)):
+    np.testing.assert_array_equal(tf.cast(found, tf.float32), 2 * expected)
+
+
 def test_metrics_equal_numpy_in_both_kinds_of_model():
   network = models.build_mlp(3, hidden=(4,))
   model_fn, functional_model_fn = models.build_model_fns(network, _spec([2]))
