@@ -170,8 +170,11 @@ def normalise(images: tf.Tensor, mean: Sequence[float], deviation: Sequence[floa
   Returns:
     Images of the same shape, float32.
   """
-  center, scale = (255.0 * np.array(s, np.float32) for s in (mean, deviation))
-  return (tf.cast(images, tf.float32) - center) / scale
+  # By rows of pixels: with the three colours as the last dimension it takes four times as long.
+  _, height, width, colours = images.shape
+  center, scale = (np.tile(255.0 * np.array(s, np.float32), width) for s in (mean, deviation))
+  rows = tf.cast(tf.reshape(images, [-1, width * colours]), tf.float32)
+  return tf.reshape((rows - center) * (1.0 / scale), [-1, height, width, colours])
 
 
 def augment_per_image(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -226,4 +229,7 @@ def _draw(shape, seed):
 
 
 def _pad(images):
-  return tf.pad(images, [[0, 0], [_PADDING, _PADDING], [_PADDING, _PADDING], [0, 0]])
+  # By rows, too: twice as fast.
+  rows = tf.reshape(images, [-1, _SIDE, 3 * _SIDE])
+  rows = tf.pad(rows, [[0, 0], [_PADDING, _PADDING], [3 * _PADDING, 3 * _PADDING]])
+  return tf.reshape(rows, [-1, _SIDE + 2 * _PADDING, _SIDE + 2 * _PADDING, 3])

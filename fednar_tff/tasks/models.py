@@ -69,8 +69,8 @@ def build_cnn(num_classes: int, filters: tuple[int, int] = (32, 64)) -> Callable
     del training  # Unused.
     padding = 'VALID' if min(x.shape[1:3]) >= 16 else 'SAME'
     for i, number in enumerate(filters):
-      x = tf.nn.relu(conv(param, x, number, 5, f'conv{i}', padding=padding))
-      x = max_pool(x)
+      x = conv(param, x, number, 5, f'conv{i}', padding=padding)
+      x = tf.nn.relu(max_pool(x))  # The same as in the other order, for a quarter of the values.
     x = tf.reshape(x, [-1, x.shape[1:].num_elements()])
     x = tf.nn.relu(dense(param, x, 128, 'hidden'))
     return dense(param, x, num_classes, 'logits')
