@@ -14,7 +14,9 @@ from matplotlib import ticker
 from experiments.reading import drawing, grouping, runs, tables
 
 _ACCURACY = 'test accuracy (%)'
+_STATISTIC_TITLES = {'final': 'final', 'best': 'best', 'last10': 'last ten'}
 _UPPER = 'centralized'  # No federation: a line above the others.
+_MOST_LINES = 6  # Of a panel in which algorithms are compared.
 
 
 def plot_run(run: runs.Run, path: pathlib.Path) -> None:
@@ -116,29 +118,47 @@ def plot_robustness(experiment: grouping.Experiment, title: str, statistic: str)
 
 
 def plot_weight_decay(experiment: grouping.Experiment, title: str, statistic: str):
-  """Plots accuracy against weight decay: a panel for each setting, a line for each algorithm."""
+  """Plots accuracy against weight decay: a panel for each setting, a line for each algorithm.
+
+  Where that would be too many lines, each algorithm has panels of its own.
+  """
   panels = collections.defaultdict(lambda: collections.defaultdict(dict))
   for setting, key, condition, cell in _by_algorithm(experiment, but='weight_decay'):
     decay = dict(experiment.part(condition, ['weight_decay'])).get('weight_decay')
     panels[setting][key][decay] = cell
   panels = {
-    setting: {key: cells for key, cells in lines.items() if len(cells) > 1}
+    ('', grouping.describe(setting)): {key: cells for key, cells in lines.items() if len(cells) > 1}
     for setting, lines in panels.items()
   }
-  groups = []
-  for setting, lines in panels.items():
+  if any(len(lines) > _MOST_LINES for lines in panels.values()):
+    panels = _apart_by_algorithm(panels)
+  panels = {key: lines for key, lines in panels.items() if lines}
+  group = []
+  for titles, lines in panels.items():
 
-    def draw(axis, lines=lines):
+    def draw(axis, lines=lines, is_alone=bool(titles[0])):
       for (label, algorithm, optimizer), cells in lines.items():
-        style = {'label': label, **drawing.algorithm_style(algorithm, optimizer)}
-        _draw_decays(axis, cells, statistic, style)
+        style = drawing.algorithm_style(algorithm, optimizer)
+        if is_alone:
+          style = drawing.optimizer_style(optimizer)
+        _draw_decays(axis, cells, statistic, {'label': label, **style})
       _scale_decays(axis, sorted({decay for cells in lines.values() for decay in cells}))
 
-    if lines:
-      ylabel = f'{_ACCURACY}, {statistic}'
-      groups.append(drawing.Panel(grouping.describe(setting), draw, 'weight decay', ylabel))
+    ylabel = f'{_ACCURACY}, {_STATISTIC_TITLES[statistic]}'
+    group.append(drawing.Panel(_join(*titles), draw, 'weight decay', ylabel))
   cells = [cell for lines in panels.values() for found in lines.values() for cell in found.values()]
-  return drawing.draw_pages([groups], title, drawing.describe_bands(cells, mark='bar'))
+  return drawing.draw_pages([group], title, drawing.describe_bands(cells, mark='bar'))
+
+
+def _apart_by_algorithm(panels):
+  """Returns a panel for each algorithm and setting; its lines' labels leave the algorithm out."""
+  apart = collections.defaultdict(dict)
+  for (_, setting), lines in panels.items():
+    for (label, algorithm, optimizer), cells in lines.items():
+      name = grouping.algorithm_title(algorithm)
+      apart[name, setting][label.removeprefix(f'{name} '), algorithm, optimizer] = cells
+  names = list(dict.fromkeys(name for name, _ in apart))
+  return dict(sorted(apart.items(), key=lambda item: names.index(item[0][0])))
 
 
 def _draw_decays(axis, cells, statistic, style):

@@ -112,6 +112,22 @@ def test_weight_decay_panels_are_apart_by_every_setting_that_varies(tmp_path):
   }
 
 
+def test_weight_decay_panels_of_many_algorithms_are_apart_by_algorithm(tmp_path):
+  algorithms = {'fed_avg': 'FedAvg', 'fed_prox': 'FedProx', 'scaffold': 'SCAFFOLD'}
+  decays, optimizers = (0.01, 0.1), ('clip', 'nar')
+  write_grid(tmp_path, algorithms, [0.3], decays, optimizers)
+  (page,) = plot(tmp_path, 'weight_decay')
+  assert len(page.axes) == 1 and len(page.legends[0].get_texts()) == 6
+  write_grid(tmp_path, ['fed_avgm'], [0.3], decays, optimizers)
+  write_grid(tmp_path, ['fed_avg'], [10.0], decays, optimizers)
+  (page,) = plot(tmp_path, 'weight_decay')
+  assert [axes.get_title().replace('\u00a0', ' ') for axes in page.axes] == [
+    'FedAvg, alpha 0.3', 'FedAvg, alpha 10', 'FedProx, alpha 0.3', 'SCAFFOLD, alpha 0.3',
+    'FedAvgM, alpha 0.3',
+  ]  # fmt: skip
+  assert [text.get_text() for text in page.legends[0].get_texts()] == ['baseline', 'NAR']
+
+
 def test_what_only_differs_between_algorithms_is_in_the_label(tmp_path):
   write_run(tmp_path, [0.1] * 2, weight_decay=0.05)
   write_run(tmp_path, [0.2] * 3, weight_decay=0.01, algorithm='fed_adam')
