@@ -2,7 +2,7 @@
 """Fills the page of the study, docs/study.md, with the tables, figures and verdicts of its results.
 
 The protocol on the page is written by hand. What stands between `<!-- begin NAME -->` and
-`<!-- end NAME -->` is made here, and nowhere else.
+`<!-- end NAME -->` is made here, and nowhere else. The README has the verdicts, too.
 """
 
 import collections
@@ -16,7 +16,8 @@ from experiments.definition.settings import UsageError
 from experiments.reading import claims, drawing, figures, grouping, results
 from experiments.reading.runs import Run, spread
 
-PAGE = 'study.md'
+PAGE, README = 'study.md', 'README.md'
+VERDICTS = 'claims'  # The part that both have.
 _STAGE_TITLES = {
   'table1': 'Table 1: six algorithms, three alphas',
   'weight_decay': 'Weight decays at alpha 0.3, 20 steps',
@@ -217,7 +218,7 @@ def blocks(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
   runs = _stage_runs(records, study.STAGES)
   cells = claims.Cells(runs)
   return {
-    'claims': claims_table(claims.judge_all(runs)),
+    VERDICTS: claims_table(claims.judge_all(runs)),
     'progress': progress(records),
     **{study.PILOTS[task].prefix: pilot(records, task) for task in study.PILOTS},
     'table1': table1(cells),
@@ -270,7 +271,7 @@ def draw(records: Mapping[str, Mapping[str, Any]], folder: pathlib.Path) -> list
 
 
 def write(records: Mapping[str, Mapping[str, Any]], docs: pathlib.Path) -> None:
-  """Fills the page in a folder and draws its figures.
+  """Fills the page in a folder, and the README beside the folder, and draws the figures.
 
   Raises:
     UsageError: If there is no page, or a block has no place on it.
@@ -278,6 +279,11 @@ def write(records: Mapping[str, Mapping[str, Any]], docs: pathlib.Path) -> None:
   path = docs / PAGE
   if not path.is_file():
     raise UsageError(f'{path} is missing: the page with the protocol, which is written by hand.')
-  path.write_text(fill(path.read_text(), blocks(records)))
-  drawn = draw(records, docs / 'images')
-  print('written: ' + ', '.join(map(str, [path, *drawn])))
+  made, written = blocks(records), [path]
+  path.write_text(fill(path.read_text(), made))
+  readme = docs.parent / README
+  if readme.is_file():
+    readme.write_text(fill(readme.read_text(), {VERDICTS: made[VERDICTS]}))
+    written.append(readme)
+  written += draw(records, docs / 'images')
+  print('written: ' + ', '.join(map(str, written)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the study says what its results hold."""
+"""The page of the study, and the README, say what its results hold."""
 
 import pathlib
 
@@ -8,11 +8,14 @@ from experiments.reading import results, study_page
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_the_page_is_made_of_the_results_in_the_repository():
+def test_page_and_readme_are_made_of_the_results_in_the_repository():
   page = (ROOT / 'docs' / study_page.PAGE).read_text()
   records = results.read(ROOT / 'results' / 'study.jsonl')
-  # `make results` mends it.
-  assert page == study_page.fill(page, study_page.blocks(records))
+  # `make results` mends them.
+  made = study_page.blocks(records)
+  assert page == study_page.fill(page, made)
+  readme = (ROOT / study_page.README).read_text()
+  assert readme == study_page.fill(readme, {study_page.VERDICTS: made[study_page.VERDICTS]})
 
 
 def test_every_image_of_the_page_is_there():

@@ -255,11 +255,15 @@ def test_bfloat16_is_compared_by_seed_with_the_same_runs_in_float32():
 
 
 def test_page_of_results(tmp_path, capsys):
-  docs = pathlib.Path(__file__).parents[2] / 'docs'
-  (tmp_path / study_page.PAGE).write_text((docs / study_page.PAGE).read_text())
+  root, docs = pathlib.Path(__file__).parents[2], tmp_path / 'docs'
+  docs.mkdir()
+  for name in (f'docs/{study_page.PAGE}', study_page.README):
+    (tmp_path / name).write_text((root / name).read_text())
   records = make_records(as_in_the_paper)
-  study_page.write(records, tmp_path)
-  text = (tmp_path / study_page.PAGE).read_text()
+  study_page.write(records, docs)
+  readme = (tmp_path / study_page.README).read_text()
+  assert '| C1 | NAR is at least as good' in readme and readme.count('**supported**') == 5
+  text = (docs / study_page.PAGE).read_text()
   assert '| C1 | NAR is at least as good' in text and '**supported**' in text
   first = text.split('<!-- begin table1 -->')[1].split('\n')[3]
   # By hand: 60 - 2 * 0.05 * 100 = 50 without NAR, 58 with it, each with noise of 0.2 at the most.
@@ -274,7 +278,7 @@ def test_page_of_results(tmp_path, capsys):
   baseline, nar = (float(cell.split()[0]) for cell in cells[2:4])
   assert abs(baseline - 50) < 0.2 and abs(nar - 58) < 0.2
   for name in ('study_curves', 'study_clipping', 'study_weight_decay'):
-    assert (tmp_path / 'images' / f'{name}.png').stat().st_size > 10_000
+    assert (docs / 'images' / f'{name}.png').stat().st_size > 10_000
 
 
 def test_what_is_in_the_file_is_not_run_again():
