@@ -234,6 +234,12 @@ def judge_recovery(cells: Cells) -> Claim:
   return Claim('C4', text, verdict, '; '.join(parts))
 
 
+def clipped_share(run: Run) -> float:
+  """Returns the share of a run's steps that were clipped."""
+  clipped, total = (sum(run.series(name)[1]) for name in ('clipped_steps', 'total_steps'))
+  return clipped / max(total, 1)
+
+
 def growth(run: Run, name: str) -> float | None:
   """Returns by how much a metric is larger in the last fifth of the rounds than in the first."""
   rounds, values = run.series(name)

@@ -26,7 +26,7 @@ _STAGE_TITLES = {
   'precision': 'FedAvg at alpha 0.3 in bfloat16',
 }
 _MISSING = 'missing'
-_PAIR = ('baseline', 'NAR', 'NAR - baseline [95 %]')
+_PAIR = ('baseline', 'NAR', 'NAR - baseline [95 %]', 'NAR clips %')
 _PUBLISHED = ('paper: baseline, NAR', 'paper: difference')
 
 
@@ -44,11 +44,13 @@ def _mean(by_seed: Mapping[int, float]) -> str:
 
 
 def _pair_rows(cells: claims.Cells, settings):
-  """Returns baseline, NAR and their difference of some cells."""
+  """Returns baseline, NAR, their difference and the share of NAR's steps that are clipped."""
   for setting in settings:
     pair = [cells.accuracy(*setting, optimizer) for optimizer in ('clip', 'nar')]
     gain = spread(list(claims.minus(pair[1], pair[0]).values()))
-    yield setting, [*map(_mean, pair), claims.interval(gain)]
+    clipped = spread(list(cells.measure(claims.clipped_share, *setting, 'nar').values()))
+    share = f'{100 * clipped.mean:.1f}' if clipped else _MISSING
+    yield setting, [*map(_mean, pair), claims.interval(gain), share]
 
 
 def table1(cells: claims.Cells) -> str:
@@ -166,18 +168,13 @@ def choices(records: Mapping[str, Any], task: str) -> dict[str, float] | None:
   enough = [
     settings['max_norm']
     for name, settings in bounds.items()
-    if _clipped_share(records[name]) <= study.PILOT_CLIPPED_SHARE
+    if claims.clipped_share(results.to_run(records[name])) <= study.PILOT_CLIPPED_SHARE
   ]
   return {
     'learning_rate': best('learning_rate', rates, pilot.cell('fed_avg', 'sgd')),
     'max_norm': min(enough, default=max(pilot.bounds)),
     **{a: best('server_learning_rate', servers, pilot.cell(a, 'sgd')) for a in pilot.server_rates},
   }
-
-
-def _clipped_share(record: Mapping[str, Any]) -> float:
-  steps = {key: sum(record['curves'].get(key, ())) for key in ('clipped_steps', 'total_steps')}
-  return steps['clipped_steps'] / max(steps['total_steps'], 1)
 
 
 def pilot(records: Mapping[str, Any], task: str) -> str:
@@ -196,7 +193,8 @@ def pilot(records: Mapping[str, Any], task: str) -> str:
     accuracy = 'diverged' if record['diverged'] else f'{100 * record["final_test_accuracy"]:.2f}'
     rates = [grouping.text(settings.get(setting)) for setting in columns.values()]
     title = grouping.algorithm_title(settings['algorithm'])
-    rows.append([title, *rates, accuracy, f'{100 * _clipped_share(record):.1f}'])
+    clipped = claims.clipped_share(results.to_run(record))
+    rows.append([title, *rates, accuracy, f'{100 * clipped:.1f}'])
   found = choices(records, task)
   if found is None:
     done = sum(name in records for name in runs)

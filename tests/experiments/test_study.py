@@ -271,6 +271,7 @@ def test_page_of_results(tmp_path, capsys):
   assert cells[:3] == ['FedAvg', '0.05', '0.3'] and cells[-2:] == ['85.19, 87.64', '+2.45']
   baseline, nar = (float(cell.split()[0]) for cell in cells[3:5])
   assert abs(baseline - 50) < 0.2 and abs(nar - 58) < 0.2
+  assert cells[6] == '2.5'  # 1 of 200 steps is clipped in the first half, 9 in the second.
   row = text.split('<!-- begin table2 -->')[1].split('\n')[4]
   # By hand: 60 - 100 * 0.001 * 100 = 50 without NAR, 58 with it.
   cells = [cell.strip() for cell in row.split('|')[1:-1]]
@@ -326,7 +327,7 @@ def pilot_records(task, accuracy, clipped):
   for name, settings in study.runs(study.PILOTS[task].stages()).items():
     records[name] = {
       **make_record(name, settings, accuracy(settings)),
-      'curves': {'clipped_steps': [clipped(settings)], 'total_steps': [1.0]},
+      'curves': {'round_num': [20], 'clipped_steps': [clipped(settings)], 'total_steps': [1.0]},
     }
   return records
 
