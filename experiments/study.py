@@ -21,8 +21,11 @@ from experiments.definition.settings import UsageError
 from experiments.reading import results
 from experiments.running import directory, studying
 
-_STAGES = flags.DEFINE_list('stages', list(study.STAGES), 'The stages, in their order.')
+_STAGES = flags.DEFINE_list('stages', list(study.COUNTING_STAGES), 'The stages, in their order.')
 _RESULTS = flags.DEFINE_string('results', 'results/study.jsonl', 'The file of finished runs.')
+_MEASURED = flags.DEFINE_string(
+  'measured', 'benchmarks/results.json', 'The file of measurements of `make bench`.'
+)
 _RUNS = flags.DEFINE_string('runs', 'runs', 'Where run directories go.')
 _DOCS = flags.DEFINE_string('docs', 'docs', 'The folder of study.md and its images.')
 _PARALLEL = flags.DEFINE_integer('parallel', 2, 'How many runs at a time.', lower_bound=1)
@@ -54,7 +57,9 @@ def page():
   """Makes the page anew."""
   from experiments.reading import study_page  # Only now: it draws.
 
-  study_page.write(results.read(pathlib.Path(_RESULTS.value)), pathlib.Path(_DOCS.value))
+  records = results.read(pathlib.Path(_RESULTS.value))
+  seconds = results.read_seconds_of_rounds(pathlib.Path(_MEASURED.value))
+  study_page.write(records, seconds, pathlib.Path(_DOCS.value))
 
 
 _ACTIONS = {'run': run, 'status': status, 'page': page}

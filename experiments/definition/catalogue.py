@@ -45,7 +45,7 @@ def _task(name: str, models: tuple[str, ...], **settings: Any) -> Option:
 
 
 _IMAGES = {'augmentation': 'per_image', 'padding': 'mean', 'pooling': None, 'data_dir': None}
-_IMAGE_MODELS = ('resnet18', 'cnn', 'small_cnn', 'mlp')
+_IMAGE_MODELS = ('resnet18', 'small_resnet18', 'cnn', 'small_cnn', 'mlp')
 _SPLIT = {'partition': 'dirichlet', 'partition_seed': None}
 
 TASKS = _by_name(
@@ -62,6 +62,7 @@ TASKS = _by_name(
 
 MODELS = _by_name(
   Option('resnet18', {'pooling': 'global'}),
+  Option('small_resnet18'),
   Option('cnn'),
   Option('small_cnn'),
   Option('mlp'),

@@ -21,10 +21,11 @@ OPTIMIZERS = ('clip', 'nar')
 
 _SAVED = {'rounds_per_evaluation': 10, 'rounds_per_checkpoint': 50}
 _STUDY_ROUNDS = {'cifar10': 150, 'shakespeare': 80}
-# Chosen by the study's pilot, as its learning rates and bounds are (docs/study.md).
+# Chosen by the study's pilots, as its learning rates and bounds are (docs/study.md).
 STUDY_SERVER_RATES = {
-  'cifar10': {'fed_adam': 0.1, 'fed_avgm': 0.3},
-  'shakespeare': {'fed_adam': 0.03, 'fed_avgm': 0.3},
+  ('study', 'cifar10'): {'fed_adam': 0.1, 'fed_avgm': 0.3},
+  ('study', 'shakespeare'): {'fed_adam': 0.03, 'fed_avgm': 0.3},
+  ('study_resnet18', 'cifar10'): {'fed_adam': 0.03, 'fed_avgm': 0.3},
 }
 
 
@@ -82,6 +83,12 @@ _CHANGES = {
     },
   },
 }  # fmt: skip
+_CHANGES['study_resnet18'] = {
+  'cifar10': {
+    **_CHANGES['study']['cifar10'],
+    'model': 'small_resnet18', 'learning_rate': 0.1, 'max_norm': 6.0,
+  },
+}  # fmt: skip
 # What an algorithm adds in all variants, and in the released code.
 _ALGORITHMS = {
   'fed_prox': {'proximal_strength': 0.001},
@@ -102,7 +109,7 @@ _RELEASED_ON_TASK = {
   **{('shakespeare', a): {'learning_rate': 0.01} for a in ('fed_exp', 'fed_adam', 'fed_avgm')},
 }  # fmt: skip
 
-VARIANTS = tuple(variant for variant in _CHANGES if variant != 'study')
+VARIANTS = tuple(variant for variant in _CHANGES if not variant.startswith('study'))
 
 
 def _cifar10_table(optimizers: Sequence[str] = OPTIMIZERS) -> Iterator[dict]:
@@ -294,8 +301,9 @@ def cell_settings(variant: str, cell: Mapping[str, Any]) -> dict[str, Any]:
   task, algorithm = cell['task'], cell['algorithm']
   settings = {**paper.SIZES[task], **_SAVED, **_CHANGES[variant][task], **cell}
   settings.update(_ALGORITHMS.get(algorithm, {}))
-  if variant == 'study' and algorithm in STUDY_SERVER_RATES[task]:
-    settings['server_learning_rate'] = STUDY_SERVER_RATES[task][algorithm]
+  server_rates = STUDY_SERVER_RATES.get((variant, task), {})
+  if algorithm in server_rates:
+    settings['server_learning_rate'] = server_rates[algorithm]
   if variant == 'reference':
     if 'client_weighting' in catalogue.ALGORITHMS[algorithm].settings:
       settings['client_weighting'] = 'num_examples'  # D2, F7

@@ -22,6 +22,9 @@ LARGEST_DECAY, SMALLER_DECAY = max(paper.SWEEP_WEIGHT_DECAYS), 0.01
 # A fall from the best weight decay to the largest one is steep from so many points on.
 STEEP = 10.0
 
+# A round with NAR may take so many times one with the baseline.
+MOST_COST = 1.05
+
 # The accuracy of a guess, in per cent: one of 10 classes, one of 80 characters.
 GUESS = {'cifar10': 10.0, 'shakespeare': 1.25}
 
@@ -159,15 +162,29 @@ def _judge_table(name: str, text: str, gains: Sequence[BySeed]) -> Claim:
   return Claim(name, text, verdict, because)
 
 
-def fall(cells: Cells, algorithm: str, setting: tuple[float, int]) -> BySeed | None:
-  """Returns by how much the baseline falls from its best weight decay to the largest, by seed."""
+def best_decay(
+  cells: Cells, algorithm: str, setting: tuple[float, int], optimizer: str = 'clip'
+) -> float | None:
+  """Returns the weight decay with the best mean; None if one of them has no run."""
   found = {
-    decay: cells.accuracy(algorithm, *setting, decay, 'clip') for decay in paper.SWEEP_WEIGHT_DECAYS
+    decay: cells.accuracy(algorithm, *setting, decay, optimizer)
+    for decay in paper.SWEEP_WEIGHT_DECAYS
   }
   if not all(found.values()):
     return None
-  best = max(found, key=lambda decay: statistics.mean(found[decay].values()))
-  return minus(found[best], found[LARGEST_DECAY])
+  return max(found, key=lambda decay: statistics.mean(found[decay].values()))
+
+
+def fall(
+  cells: Cells, algorithm: str, setting: tuple[float, int], optimizer: str = 'clip'
+) -> BySeed | None:
+  """Returns by how much accuracy falls from the best weight decay to the largest, by seed."""
+  best = best_decay(cells, algorithm, setting, optimizer)
+  if best is None:
+    return None
+  return minus(
+    *(cells.accuracy(algorithm, *setting, decay, optimizer) for decay in (best, LARGEST_DECAY))
+  )
 
 
 def judge_fall(cells: Cells) -> Claim:
@@ -190,12 +207,12 @@ def judge_fall(cells: Cells) -> Claim:
     verdict = NOT_SUPPORTED
   else:
     verdict = UNDECIDED
-  parts = [f'{_title(a)} falls by {interval(s)}' for a, s in spreads.items()]
+  parts = [f'{_title(a)} falls by {interval(s)} points' for a, s in spreads.items()]
   parts += [
     f'FedAvg falls less by {interval(s)} at alpha {alpha:g} with {steps} steps'
     for (alpha, steps), s in milder.items()
   ]
-  return Claim('C3', text, verdict, '; '.join(parts))
+  return Claim('C3', text, verdict, '; '.join(parts).replace('+', ''))  # All is said to fall.
 
 
 def recovered(cells: Cells, algorithm: str) -> tuple[Spread | None, float | None]:
@@ -209,6 +226,11 @@ def recovered(cells: Cells, algorithm: str) -> tuple[Spread | None, float | None
   return spread(list(gain.values())), statistics.mean(gain.values()) / statistics.mean(
     lost.values()
   )
+
+
+def share_recovered(share: float | None) -> str:
+  """Returns the share of what was lost in words."""
+  return 'nothing was lost' if share is None else f'{100 * share:.1f} % of what was lost'
 
 
 def judge_recovery(cells: Cells) -> Claim:
@@ -227,9 +249,7 @@ def judge_recovery(cells: Cells) -> Claim:
   else:
     verdict = UNDECIDED
   parts = [
-    f'{_title(a)} {interval(gain)}'
-    + (f', {100 * share:.0f} % of what was lost' if share is not None else ', nothing was lost')
-    for a, (gain, share) in found.items()
+    f'{_title(a)} {interval(gain)}, {share_recovered(share)}' for a, (gain, share) in found.items()
   ]
   return Claim('C4', text, verdict, '; '.join(parts))
 
@@ -238,6 +258,28 @@ def clipped_share(run: Run) -> float:
   """Returns the share of a run's steps that were clipped."""
   clipped, total = (sum(run.series(name)[1]) for name in ('clipped_steps', 'total_steps'))
   return clipped / max(total, 1)
+
+
+def decay_factor(run: Run) -> float | None:
+  """Returns by what NAR multiplies a run's weight decay on average.
+
+  It is the sum of `l wd s` over all steps, over that of `l wd`, where `s` is `A / ||g + wd x||` of
+  a step that is clipped, and 1 of another. Of the norms only the mean is kept, so it is a little
+  too small.
+  """
+  rounds, clipped = run.series('clipped_steps')
+  if run.has_diverged or not rounds:
+    return None
+  _, total = run.series('total_steps')
+  norms = dict(zip(*run.series('mean_clipped_norm')))
+  scaled = whole = 0.0
+  for start, end, n, steps in zip([0, *rounds], rounds, clipped, total):
+    rate = sum(run.identity['learning_rate_decay'] ** t for t in range(int(start), int(end)))
+    share = n / steps
+    scale = run.identity['max_norm'] / norms[end] if share else 1.0
+    scaled += rate * (1 - share + share * scale)
+    whole += rate
+  return scaled / whole
 
 
 def growth(run: Run, name: str) -> float | None:
@@ -286,11 +328,40 @@ def judge_clipping(cells: Cells) -> Claim:
   return Claim('C5', text, verdict, because)
 
 
-def judge_all(runs: Sequence[Run]) -> list[Claim]:
-  """Returns the claims that the runs can decide on, with their verdicts."""
+def judge_cost(pairs: Sequence[tuple[float, float]]) -> Claim:
+  """C6: the seconds of rounds.
+
+  Args:
+    pairs: The seconds of a round with NAR, and of one with the baseline, turn by turn.
+  """
+  text = 'NAR costs one norm a step'
+  if not pairs:
+    return Claim('C6', text, NOT_TESTED, 'not measured')
+  found = [nar / baseline for nar, baseline in pairs]
+  ratio = statistics.median(found)
+  because = (
+    f'A round with NAR takes {ratio:.2f} times as long as one with the baseline (median of '
+    f'{len(found)} turns, which say {min(found):.2f} to {max(found):.2f})'
+  )
+  return Claim('C6', text, SUPPORTED if ratio <= MOST_COST else NOT_SUPPORTED, because)
+
+
+def judge_cifar10(runs: Sequence[Run]) -> list[Claim]:
+  """Returns the claims about CIFAR-10, decided by runs with one model."""
   cells = Cells(runs)
-  judges = (judge_gain, judge_gain_on_shakespeare, judge_fall, judge_recovery, judge_clipping)
+  judges = (judge_gain, judge_fall, judge_recovery, judge_clipping)
   return [judge(cells) for judge in judges]
+
+
+def judge_all(runs: Sequence[Run], seconds: Sequence[tuple[float, float]] = ()) -> list[Claim]:
+  """Returns the claims with their verdicts.
+
+  Args:
+    runs: The runs of the study.
+    seconds: Of rounds with NAR and with the baseline, as `judge_cost` takes them.
+  """
+  found = [*judge_cifar10(runs), judge_gain_on_shakespeare(Cells(runs)), judge_cost(seconds)]
+  return sorted(found, key=lambda claim: claim.name)
 
 
 def _progress(found: Sequence[BySeed]) -> str:

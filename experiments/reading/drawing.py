@@ -118,8 +118,7 @@ def describe_bands(runs: Sequence[Sequence[Run]], mark: str = 'band') -> str:
   counts = [sum(run.counts for run in line) for line in runs]
   low, high = min(filter(None, counts), default=0), max(counts, default=0)
   if high > 1:
-    seeds = f'{high} seeds' if low == high else f'{low} to {high} seeds'
-    text = f'line: mean over {seeds}; {mark}: ± one standard deviation'
+    text = f'line: mean over {describe_count(low, high)}; {mark}: ± one standard deviation'
   else:
     text = 'one seed for each line'
   if any(run.has_diverged for line in runs for run in line):
@@ -127,8 +126,17 @@ def describe_bands(runs: Sequence[Sequence[Run]], mark: str = 'band') -> str:
   return text
 
 
+def describe_count(low: int, high: int) -> str:
+  """Returns how many seeds there are, from the fewest to the most."""
+  return (f'{high} seeds' if high > 1 else 'one seed') if low == high else f'{low} to {high} seeds'
+
+
 def draw_pages(
-  groups: Sequence[Sequence[Panel]], title: str, explanation: str, columns: int | None = None
+  groups: Sequence[Sequence[Panel]],
+  title: str,
+  explanation: str,
+  columns: int | None = None,
+  share_x: bool = False,
 ) -> list[figure.Figure]:
   """Draws panels on as many pages as they need.
 
@@ -137,6 +145,7 @@ def draw_pages(
     title: The title of each page.
     explanation: What lines and bands are; it stands above the legend.
     columns: The number of columns; chosen by the longest group unless given.
+    share_x: Whether the horizontal axes of a page have one scale.
 
   Returns:
     A figure for each page; none if there are no panels.
@@ -150,7 +159,7 @@ def draw_pages(
   figures = []
   for number, page in enumerate(pages, 1):
     suffix = f' (page {number} of {len(pages)})' if len(pages) > 1 else ''
-    figures.append(_draw_page(page, columns, title + suffix, explanation))
+    figures.append(_draw_page(page, columns, title + suffix, explanation, share_x))
   return figures
 
 
@@ -162,10 +171,10 @@ def new_page(width: float, height: float) -> figure.Figure:
   return page
 
 
-def _draw_page(rows, columns, title, explanation):
+def _draw_page(rows, columns, title, explanation, share_x):
   width = _WIDTHS[columns]
   page = new_page(width, _ROW_HEIGHT * len(rows) + 1.1)
-  axes = page.subplots(len(rows), columns, squeeze=False, sharey='row')
+  axes = page.subplots(len(rows), columns, squeeze=False, sharex=share_x, sharey='row')
   page.suptitle(_wrap(title, 13 * width), fontsize=10)
   handles = {}
   for row, row_axes in zip(rows, axes):

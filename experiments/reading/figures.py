@@ -7,6 +7,7 @@ runs have nothing for it. No line is a mean over runs that differ in anything bu
 
 import collections
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib import ticker
@@ -17,6 +18,8 @@ _ACCURACY = 'test accuracy (%)'
 _STATISTIC_TITLES = {'final': 'final', 'best': 'best', 'last10': 'last ten'}
 _UPPER = 'centralized'  # No federation: a line above the others.
 _MOST_LINES = 6  # Of a panel in which algorithms are compared.
+# The baseline's points are rings: they are seen where those of NAR lie on them.
+_MARKERS = {'clip': {'markersize': 8, 'markerfacecolor': 'none'}}
 
 
 def plot_run(run: runs.Run, path: pathlib.Path) -> None:
@@ -60,6 +63,7 @@ def _plot_accuracy(experiment, title, line_names=()):
   if line_names:
     panels = {k: lines for k, lines in panels.items() if len({line for line, _ in lines}) > 1}
   shades = sorted({line for lines in panels.values() for line, _ in lines}, key=_order)
+  has_several = len({algorithm for algorithm, _ in panels}) > 1
   groups = collections.defaultdict(list)
   for (algorithm, setting), lines in panels.items():
     above = _fitting(upper, setting)
@@ -76,7 +80,7 @@ def _plot_accuracy(experiment, title, line_names=()):
 
     text = _join(grouping.algorithm_title(algorithm), grouping.describe(setting))
     # Side by side stand the settings of an algorithm, or the algorithms where lines are settings.
-    groups[setting if line_names else algorithm].append(
+    groups[setting if line_names and has_several else algorithm].append(
       drawing.Panel(text, draw, 'round', _ACCURACY)
     )
   return drawing.draw_pages(list(groups.values()), title, drawing.describe_bands(_lines(panels)))
@@ -120,7 +124,8 @@ def plot_robustness(experiment: grouping.Experiment, title: str, statistic: str)
 def plot_weight_decay(experiment: grouping.Experiment, title: str, statistic: str):
   """Plots accuracy against weight decay: a panel for each setting, a line for each algorithm.
 
-  Where that would be too many lines, each algorithm has panels of its own.
+  Where that would be too many lines, or there is but one algorithm, each has panels of its own, in
+  which the colours are those of baseline and NAR.
   """
   panels = collections.defaultdict(lambda: collections.defaultdict(dict))
   for setting, key, condition, cell in _by_algorithm(experiment, but='weight_decay'):
@@ -130,7 +135,8 @@ def plot_weight_decay(experiment: grouping.Experiment, title: str, statistic: st
     ('', grouping.describe(setting)): {key: cells for key, cells in lines.items() if len(cells) > 1}
     for setting, lines in panels.items()
   }
-  if any(len(lines) > _MOST_LINES for lines in panels.values()):
+  algorithms = {algorithm for lines in panels.values() for _, algorithm, _ in lines}
+  if max(map(len, panels.values()), default=0) > (1 if len(algorithms) == 1 else _MOST_LINES):
     panels = _apart_by_algorithm(panels)
   panels = {key: lines for key, lines in panels.items() if lines}
   group = []
@@ -140,7 +146,7 @@ def plot_weight_decay(experiment: grouping.Experiment, title: str, statistic: st
       for (label, algorithm, optimizer), cells in lines.items():
         style = drawing.algorithm_style(algorithm, optimizer)
         if is_alone:
-          style = drawing.optimizer_style(optimizer)
+          style = {**drawing.optimizer_style(optimizer), **_MARKERS.get(optimizer, {})}
         _draw_decays(axis, cells, statistic, {'label': label, **style})
       _scale_decays(axis, sorted({decay for cells in lines.values() for decay in cells}))
 
@@ -169,7 +175,7 @@ def _draw_decays(axis, cells, statistic, style):
     list(spreads),
     [100 * s.mean for s in spreads.values()],
     yerr=[0 if np.isnan(s.deviation) else 100 * s.deviation for s in spreads.values()],
-    marker='o', markersize=4, capsize=2, **style,
+    **{'marker': 'o', 'markersize': 4, 'capsize': 2, **style},
   )  # fmt: skip
   for decay, cell in cells.items():
     if any(run.has_diverged for run in cell):  # At the bottom: it has no accuracy.
@@ -214,6 +220,54 @@ def plot_clipping(experiment: grouping.Experiment, title: str, statistic: str):
         panel = drawing.Panel(grouping.describe(setting), draw, 'round', ylabel, from_zero=True)
         groups[-1].append(panel)
   return drawing.draw_pages(groups, title, drawing.describe_bands(_lines(panels)))
+
+
+def plot_differences(
+  experiment: grouping.Experiment, title: str, statistic: str, published: Callable
+):
+  """Plots NAR minus baseline beside the paper's difference: a panel for each setting.
+
+  Where the two differ little, their curves lie on each other, and only this tells them apart.
+
+  Args:
+    experiment: The experiment.
+    title: The figure's title.
+    statistic: Which accuracy of a run.
+    published: A function from the settings of a run to the paper's baseline and NAR.
+  """
+  panels, counts = collections.defaultdict(list), set()
+  places = {}  # Of the rows, which all panels have: one that has no runs for a row leaves it empty.
+  traits = [name for name in experiment.columns if name not in experiment.axes]
+  for algorithm, condition in experiment.rows:
+    pair = [experiment.cell(algorithm, condition, optimizer) for optimizer in ('clip', 'nar')]
+    difference = runs.paired_difference(*pair, statistic)
+    if difference:
+      trait = grouping.describe(experiment.part(condition, traits))
+      place = places.setdefault(_join(grouping.algorithm_title(algorithm), trait), -len(places))
+      papers = published(pair[1][0].identity)
+      panels[experiment.part(condition, experiment.axes)].append(
+        (place, algorithm, difference, papers)
+      )
+      counts.add(difference.count)
+  if not panels:
+    return []
+  group = []
+  for setting in sorted(panels, key=_order):
+
+    def draw(axis, setting=setting):
+      for place, algorithm, difference, (baseline, nar) in panels[setting]:
+        style = {'color': drawing.algorithm_style(algorithm, 'nar')['color'], 'linestyle': ''}
+        bar = None if np.isnan(difference.half_width) else 100 * difference.half_width
+        mean = 100 * difference.mean
+        axis.errorbar(mean, place, xerr=bar, marker='o', markersize=4, capsize=2, **style)
+        axis.plot(nar - baseline, place, marker='D', markersize=5, fillstyle='none', **style)
+      axis.set_yticks(list(places.values()), list(places))
+      axis.axvline(0, color='gray', linewidth=0.8)
+
+    group.append(drawing.Panel(grouping.describe(setting), draw, 'NAR - baseline (points)', ''))
+  seeds = drawing.describe_count(min(counts), max(counts))
+  explanation = f"dot: mean over {seeds}; bar: its 95 % interval; diamond: the paper's, full size"
+  return drawing.draw_pages([group], title, explanation, share_x=True)
 
 
 def _by_algorithm(experiment, but=None):

@@ -3,7 +3,8 @@
 
 A curve is thinned to the rounds in which the test set was evaluated. What is counted in every round
 (clipped steps, their norms, the training loss) is there as its mean over the rounds since the one
-before; the norm of clipped steps is a mean over those steps.
+before; the norm of clipped steps is a mean over those steps. The first runs of the study were kept
+without the norm of the model.
 """
 
 import json
@@ -16,9 +17,11 @@ from typing import Any
 from experiments.definition.settings import UsageError
 from experiments.reading import runs
 
-_EVALUATED = ('test_accuracy', 'test_loss')
+_EVALUATED = ('test_accuracy', 'test_loss', 'model_norm')
 _COUNTED = ('train_loss', 'clipped_steps', 'total_steps')
 _DIGITS = 5
+# The run of `make bench` in which rounds with NAR and with the baseline took turns.
+_BOTH_ROUNDS, _NAR, _BASELINE = 'B7', 'packed', 'clipped'
 
 
 def thin(rows: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
@@ -102,6 +105,27 @@ def read(path: pathlib.Path) -> dict[str, dict[str, Any]]:
       raise UsageError(f'{path}, line {number} is a second line of {name}.')
     found[name] = record
   return found
+
+
+def read_seconds_of_rounds(path: pathlib.Path) -> list[tuple[float, float]]:
+  """Returns the seconds of a round with NAR, and of one with the baseline, turn by turn.
+
+  Args:
+    path: The file of measurements of `make bench`. Without it, or the run in it, there are none.
+
+  Raises:
+    UsageError: If the file is damaged.
+  """
+  try:
+    measured = json.loads(pathlib.Path(path).read_text())
+    if _BOTH_ROUNDS not in measured:
+      return []
+    seconds = measured[_BOTH_ROUNDS]['seconds']
+    return list(zip(seconds[_NAR], seconds[_BASELINE], strict=True))
+  except FileNotFoundError:
+    return []
+  except (ValueError, KeyError, TypeError) as e:
+    raise UsageError(f'{path} is damaged ({type(e).__name__}: {e}).') from e
 
 
 def write(path: pathlib.Path, records: Mapping[str, Mapping[str, Any]]) -> None:

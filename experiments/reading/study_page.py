@@ -6,27 +6,38 @@ The protocol on the page is written by hand. What stands between `<!-- begin NAM
 """
 
 import collections
+import functools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.definition import paper, study
+from experiments.definition import paper, presets, study
 from experiments.definition.settings import UsageError
-from experiments.reading import claims, drawing, figures, grouping, results
+from experiments.reading import claims, drawing, figures, grouping, results, tables
 from experiments.reading.runs import Run, spread
 
 PAGE, README = 'study.md', 'README.md'
-VERDICTS = 'claims'  # The part that both have.
+# The parts that both have.
+VERDICTS, RESNET_VERDICTS = 'claims', 'claims_resnet18'
 _STAGE_TITLES = {
   'table1': 'Table 1: six algorithms, three alphas',
   'weight_decay': 'Weight decays at alpha 0.3, 20 steps',
   'other_settings': 'Weight decays of FedAvg at (0.3, 5) and (10, 20)',
   'table2': 'Table 2: six algorithms, two weight decays, on Shakespeare',
+  'resnet18_weight_decay': 'With norms: weight decays at alpha 0.3, 20 steps',
+  'resnet18_table1': 'With norms: Table 1',
+  'resnet18_other_settings': 'With norms: weight decays of FedAvg at (0.3, 5) and (10, 20)',
   'precision': 'FedAvg at alpha 0.3 in bfloat16',
+  'bounds': 'FedAvg at alpha 0.3 with smaller bounds',
+  'matched_decays': "FedAvg's baseline with the weight decay that NAR's comes to",
 }
 _MISSING = 'missing'
 _PAIR = ('baseline', 'NAR', 'NAR - baseline [95 %]', 'NAR clips %')
+_BEST = (
+  'best WD, baseline', 'best WD, NAR', 'NAR - baseline, each at its best [95 %]',
+  'baseline falls to 0.1 by', 'NAR falls to 0.1 by',
+)  # fmt: skip
 _PUBLISHED = ('paper: baseline, NAR', 'paper: difference')
 
 
@@ -103,6 +114,79 @@ def precision(float32: claims.Cells, bfloat16: claims.Cells) -> str:
   return _markdown(['', 'float32', 'bfloat16', 'bfloat16 - float32 [95 %]'], rows)
 
 
+def bounds(runs: Sequence[Run]) -> str:
+  """Returns accuracy by bound, and what NAR wins back of what the largest weight decay costs."""
+  rows, settings = [], ('fed_avg', *study.MAIN_SETTING)
+  wanted = [(*settings, decay) for decay in paper.SWEEP_WEIGHT_DECAYS]
+  for bound, cells in _by_bound(runs):
+    for (*_, decay), numbers in _pair_rows(cells, wanted):
+      gain, share = claims.recovered(cells, 'fed_avg')
+      back = decay == claims.LARGEST_DECAY and gain
+      rows.append(
+        [f'{bound:g}', f'{decay:g}', *numbers, claims.share_recovered(share) if back else '']
+      )
+  return _markdown(['A', 'WD', *_PAIR, 'NAR wins back'], rows)
+
+
+def best_by_bound(runs: Sequence[Run]) -> str:
+  """Returns what NAR gains at each bound where both have their best weight decay."""
+  rows = [_best(f'{bound:g}', cells, 'fed_avg') for bound, cells in _by_bound(runs)]
+  return _markdown(['A', *_BEST], rows)
+
+
+def best_by_algorithm(cells: claims.Cells) -> str:
+  """Returns what NAR gains with each algorithm where both have their best weight decay."""
+  rows = [_best(grouping.algorithm_title(a), cells, a) for a in study.DECAY_ALGORITHMS]
+  return _markdown(['algorithm', *_BEST], rows)
+
+
+def _best(label, cells, algorithm):
+  setting = (algorithm, study.MAIN_SETTING)
+  best = {o: claims.best_decay(cells, *setting, o) for o in presets.OPTIMIZERS}
+  if None in best.values():
+    return [label, *[_MISSING] * len(_BEST)]
+  accuracy = {o: cells.accuracy(algorithm, *study.MAIN_SETTING, d, o) for o, d in best.items()}
+  gain = spread(list(claims.minus(accuracy['nar'], accuracy['clip']).values()))
+  falls = [_mean(claims.fall(cells, *setting, o) or {}) for o in best]
+  return [label, *(f'{d:g}' for d in best.values()), claims.interval(gain), *falls]
+
+
+def matched_decays(runs: Sequence[Run], matched_runs: Sequence[Run]) -> str:
+  """Returns what is left of NAR's gain over a baseline with the weight decay that NAR's comes to.
+
+  Args:
+    runs: Those by bound and weight decay.
+    matched_runs: Those of that baseline.
+  """
+  rows, setting = [], ('fed_avg', *study.MAIN_SETTING)
+  by_bound, matched_by_bound = dict(_by_bound(runs)), dict(_by_bound(matched_runs))
+  for (bound, decay), found in study.MATCHED_DECAYS.items():
+    baseline, nar = (by_bound[bound].accuracy(*setting, decay, o) for o in presets.OPTIMIZERS)
+    gain = claims.interval(spread(list(claims.minus(nar, baseline).values())))
+    for matched in found:
+      control = matched_by_bound[bound].accuracy(*setting, matched, 'clip')
+      left = claims.interval(spread(list(claims.minus(nar, control).values())))
+      rows.append(
+        [
+          f'{bound:g}', f'{decay:g}', _mean(nar), gain, f'{matched / decay:.3f}', f'{matched:g}',
+          _mean(control), left,
+        ]
+      )  # fmt: skip
+  return _markdown(
+    [
+      'A', 'WD', 'NAR', 'NAR - baseline [95 %]', 'factor', 'WD, matched', 'baseline, matched',
+      'NAR - baseline, matched [95 %]',
+    ],
+    rows,
+  )  # fmt: skip
+
+
+def _by_bound(runs):
+  """Yields the bounds, the smallest first, with the cells of each."""
+  for bound in (*study.SMALL_BOUNDS, study.chosen_settings('cifar10')['max_norm']):
+    yield bound, claims.Cells([run for run in runs if run.identity['max_norm'] == bound])
+
+
 def claims_table(found: Sequence[claims.Claim]) -> str:
   """Returns the claims with their verdicts."""
   rows = [[c.name, c.text, f'**{c.verdict}**', c.because] for c in found]
@@ -119,7 +203,7 @@ def progress(records: Mapping[str, Any]) -> str:
   versions = sorted({str(records[name]['version']) for name in counting})
   text = _markdown(['stage', 'runs done'], rows)
   versions_text = f'Versions of the code: {", ".join(versions) or "none yet"}.'
-  return f'{text}\n\n{versions_text} {processors(records)}'
+  return f'{text}\n\n{versions_text} {processors(records)} {unlike_pairs(records)}'
 
 
 def processors(records: Mapping[str, Any]) -> str:
@@ -142,16 +226,38 @@ def _processor(processor: Mapping[str, Any] | None) -> str | None:
   return f'{processor["name"]} ({last})'
 
 
+def unlike_pairs(records: Mapping[str, Any]) -> str:
+  """Returns a sentence on pairs whose baseline and NAR have another version or processor."""
+  pairs = collections.defaultdict(dict)
+  for name in study.runs(_STAGE_TITLES):
+    if name in records:
+      settings = dict(records[name]['settings'])
+      optimizer = settings.pop('client_optimizer')
+      pairs[tuple(sorted(settings.items()))][optimizer] = name
+  unlike = []
+  for pair in pairs.values():
+    made = {
+      optimizer: (records[name]['version'], _processor(records[name].get('processor')))
+      for optimizer, name in pair.items()
+    }
+    if len(set(made.values())) > 1:
+      text = ', '.join(f'{tables.optimizer_title(o)} {v} on {p}' for o, (v, p) in made.items())
+      unlike.append(f'`{pair["nar"].rpartition("/")[2]}` ({text})')
+  if not unlike:
+    return 'Baseline and NAR of each pair have one version and one kind of processor.'
+  return f'Not of one version and one kind of processor are the pairs of {"; ".join(unlike)}.'
+
+
 def _runs(number: int) -> str:
   return '1 run' if number == 1 else f'{number} runs'
 
 
-def choices(records: Mapping[str, Any], task: str) -> dict[str, float] | None:
-  """Returns what follows from the pilot on a task by the protocol's rules, or None before its end.
+def choices(records: Mapping[str, Any], pilot_name: str) -> dict[str, float] | None:
+  """Returns what follows from a pilot by the protocol's rules, or None before its end.
 
   By name: `learning_rate`, `max_norm`, and the server's rate of each algorithm that has one.
   """
-  pilot = study.PILOTS[task]
+  pilot = study.PILOTS[pilot_name]
   rates, servers, bounds = (study.runs([stage]) for stage in pilot.stages())
   if any(name not in records for name in (*rates, *servers, *bounds)):
     return None
@@ -177,14 +283,15 @@ def choices(records: Mapping[str, Any], task: str) -> dict[str, float] | None:
   }
 
 
-def pilot(records: Mapping[str, Any], task: str) -> str:
-  """Returns what the pilot on a task found, and what follows from it by the protocol's rules."""
-  runs, rows = study.runs(study.PILOTS[task].stages()), []
+def pilot(records: Mapping[str, Any], pilot_name: str) -> str:
+  """Returns what a pilot found, and what follows from it by the protocol's rules."""
+  tried = study.PILOTS[pilot_name]
+  runs, rows = study.runs(tried.stages()), []
   columns = {
     'alpha': 'alpha', 'lr': 'learning_rate', 'server lr': 'server_learning_rate', 'A': 'max_norm',
     'rounds': 'total_rounds',
   }  # fmt: skip
-  if task == 'shakespeare':
+  if len({settings.get('alpha') for settings in runs.values()}) == 1:
     del columns['alpha']
   for name, settings in runs.items():
     if name not in records:
@@ -195,14 +302,12 @@ def pilot(records: Mapping[str, Any], task: str) -> str:
     title = grouping.algorithm_title(settings['algorithm'])
     clipped = claims.clipped_share(results.to_run(record))
     rows.append([title, *rates, accuracy, f'{100 * clipped:.1f}'])
-  found = choices(records, task)
+  found = choices(records, pilot_name)
   if found is None:
     done = sum(name in records for name in runs)
     text = f'The pilot is not finished: {done} of {len(runs)} runs. Nothing is chosen yet.'
   else:
-    servers = ', '.join(
-      f'{grouping.algorithm_title(a)} {found[a]:g}' for a in study.PILOTS[task].server_rates
-    )
+    servers = ', '.join(f'{grouping.algorithm_title(a)} {found[a]:g}' for a in tried.server_rates)
     text = (
       f'So the learning rate is {found["learning_rate"]:g}, A = {found["max_norm"]:g}, and the '
       f"server's rates are {servers}."
@@ -211,19 +316,40 @@ def pilot(records: Mapping[str, Any], task: str) -> str:
   return f'{table}\n\n{text}'
 
 
-def blocks(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-  """Returns the text of each part of the page that is made from results."""
+def blocks(
+  records: Mapping[str, Mapping[str, Any]], seconds: Sequence[tuple[float, float]] = ()
+) -> dict[str, str]:
+  """Returns the text of each part of the page that is made from results.
+
+  Args:
+    records: The finished runs by name.
+    seconds: Of rounds with NAR and with the baseline, as `claims.judge_cost` takes them.
+  """
   runs = _stage_runs(records, study.STAGES)
   cells = claims.Cells(runs)
+  resnet_runs = _stage_runs(records, study.RESNET_STAGES)
+  resnet_cells = claims.Cells(resnet_runs)
   return {
-    VERDICTS: claims_table(claims.judge_all(runs)),
+    VERDICTS: claims_table(claims.judge_all(runs, seconds)),
+    RESNET_VERDICTS: claims_table(claims.judge_cifar10(resnet_runs)),
     'progress': progress(records),
-    **{study.PILOTS[task].prefix: pilot(records, task) for task in study.PILOTS},
+    **{tried.prefix: pilot(records, name) for name, tried in study.PILOTS.items()},
     'table1': table1(cells),
     'table2': table2(cells),
     'weight_decay': weight_decays(cells, paper.CIFAR10, [study.MAIN_SETTING]),
     'other_settings': weight_decays(cells, ['fed_avg'], study.OTHER_SETTINGS),
-    'precision': precision(cells, claims.Cells(_stage_runs(records, study.EXTRA_STAGES))),
+    'resnet18_weight_decay': weight_decays(
+      resnet_cells, study.DECAY_ALGORITHMS, [study.MAIN_SETTING]
+    ),
+    'resnet18_best': best_by_algorithm(resnet_cells),
+    'resnet18_table1': table1(resnet_cells),
+    'resnet18_other_settings': weight_decays(resnet_cells, ['fed_avg'], study.OTHER_SETTINGS),
+    'precision': precision(cells, claims.Cells(_stage_runs(records, ['precision']))),
+    'bounds': bounds(_stage_runs(records, ['bounds'])),
+    'best_by_bound': best_by_bound(_stage_runs(records, ['bounds'])),
+    'matched_decays': matched_decays(
+      _stage_runs(records, ['bounds']), _stage_runs(records, ['matched_decays'])
+    ),
   }
 
 
@@ -248,12 +374,30 @@ def _stage_runs(records, stages) -> list[Run]:
   return [results.to_run(records[name]) for name in names if name in records]
 
 
+_plot_cifar10_differences = functools.partial(
+  figures.plot_differences, published=lambda s: paper.CIFAR10[s['algorithm']][s['alpha']]
+)
+_plot_shakespeare_differences = functools.partial(
+  figures.plot_differences,
+  published=lambda s: paper.SHAKESPEARE[s['algorithm']][s['weight_decay']],
+)
+
+
 def draw(records: Mapping[str, Mapping[str, Any]], folder: pathlib.Path) -> list[pathlib.Path]:
   """Draws the figures for which there are runs."""
   wanted = {
+    'study_differences': (_plot_cifar10_differences, ['table1']),
+    'study_differences_shakespeare': (_plot_shakespeare_differences, ['table2']),
     'study_curves': (figures.plot_curves, ['table1']),
     'study_clipping': (figures.plot_clipping, ['table1']),
     'study_weight_decay': (figures.plot_weight_decay, ['weight_decay', 'other_settings']),
+    'study_bounds': (figures.plot_weight_decay, ['bounds']),
+    'study_differences_resnet18': (_plot_cifar10_differences, ['resnet18_table1']),
+    'study_clipping_resnet18': (figures.plot_clipping, ['resnet18_table1']),
+    'study_weight_decay_resnet18': (
+      figures.plot_weight_decay,
+      ['resnet18_weight_decay', 'resnet18_other_settings'],
+    ),
   }
   written = []
   for name, (plot, stages) in wanted.items():
@@ -268,8 +412,17 @@ def draw(records: Mapping[str, Mapping[str, Any]], folder: pathlib.Path) -> list
   return written
 
 
-def write(records: Mapping[str, Mapping[str, Any]], docs: pathlib.Path) -> None:
+def write(
+  records: Mapping[str, Mapping[str, Any]],
+  seconds: Sequence[tuple[float, float]],
+  docs: pathlib.Path,
+) -> None:
   """Fills the page in a folder, and the README beside the folder, and draws the figures.
+
+  Args:
+    records: As `blocks` takes them.
+    seconds: Alike.
+    docs: The folder.
 
   Raises:
     UsageError: If there is no page, or a block has no place on it.
@@ -277,7 +430,7 @@ def write(records: Mapping[str, Mapping[str, Any]], docs: pathlib.Path) -> None:
   path = docs / PAGE
   if not path.is_file():
     raise UsageError(f'{path} is missing: the page with the protocol, which is written by hand.')
-  made, written = blocks(records), [path]
+  made, written = blocks(records, seconds), [path]
   path.write_text(fill(path.read_text(), made))
   readme = docs.parent / README
   if readme.is_file():

@@ -28,16 +28,16 @@ def check_pilots(records: Mapping[str, Any], stages: Iterable[str]) -> None:
   """Raises a `UsageError` if runs that count would have settings that the pilot has not chosen."""
   from experiments.reading import study_page  # Only now: it draws.
 
-  for task in study.tasks(stages):
-    chosen, used = study_page.choices(records, task), study.chosen_settings(task)
+  for name in study.pilots(stages):
+    chosen, used = study_page.choices(records, name), study.chosen_settings(name)
     if chosen is None:
-      needed = ','.join(study.PILOTS[task].stages())
+      needed = ','.join(study.PILOTS[name].stages())
       raise UsageError(
-        f'the pilot on {task} is not finished: run --stages={needed} before the others.'
+        f'the pilot on {name} is not finished: run --stages={needed} before the others.'
       )
     if chosen != used:
       raise UsageError(
-        f'the pilot on {task} chooses {chosen}, and experiments/definition/presets.py has {used}.'
+        f'the pilot on {name} chooses {chosen}, and experiments/definition/presets.py has {used}.'
       )
 
 

@@ -125,6 +125,7 @@ def _build_network(name, model, num_classes, augmentation, padding, pooling):
       'resnet18': models.build_resnet18,
       'cnn': models.build_cnn,
       'small_cnn': models.build_small_cnn,
+      'small_resnet18': models.build_small_resnet18,
       'mlp': models.build_mlp,
     },
   )

@@ -41,10 +41,10 @@ def of_images(
   pooling: str = 'global',
   precision: str = 'float32',
 ) -> KerasModelFn:
-  """Returns the form of 'mlp', 'cnn', 'small_cnn' or 'resnet18' that takes uint8 images.
+  """Returns the form of a model that takes uint8 images.
 
   Args:
-    model: The model's name.
+    model: 'mlp', 'cnn', 'small_cnn', 'resnet18' or 'small_resnet18'.
     shape: Height, width and number of colours.
     scale: What the images are divided by: a number, or one for each colour.
     offset: What is subtracted from them before.
@@ -57,6 +57,7 @@ def of_images(
     'cnn': _cnn,
     'small_cnn': _cnn,  # The weights say how many filters there are.
     'resnet18': lambda x, w: _resnet18(x, w, pooling),
+    'small_resnet18': lambda x, w: _resnet18(x, w, pooling, stem_stride=2),
   }
   scale, offset = np.asarray(scale, np.float64), np.asarray(offset, np.float64)
 
@@ -196,13 +197,13 @@ def _cnn(x, weights):
   return _dense(x, weights, 'logits')
 
 
-def _resnet18(x, weights, pooling):
+def _resnet18(x, weights, pooling, stem_stride=1):
   layers = tf.keras.layers
 
   def norm(y, name):
     return layers.GroupNormalization(2, epsilon=_EPSILON, name=name.replace('/', '_'))(y)
 
-  x = layers.ReLU()(norm(_conv(x, weights, 'stem'), 'stem_norm'))
+  x = layers.ReLU()(norm(_conv(x, weights, 'stem', stride=stem_stride), 'stem_norm'))
   for stage in range(4):
     for i in range(2):
       name, stride = f'stage{stage}/block{i}', 2 if stage and not i else 1

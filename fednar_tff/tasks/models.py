@@ -113,6 +113,27 @@ def build_resnet18(num_classes: int, pooling: str = 'global') -> Callable[..., t
   """
   if pooling not in _POOLINGS:
     raise ValueError(f'`pooling` must be one of {", ".join(_POOLINGS)}, found {pooling!r}.')
+  return _build_resnet18(num_classes, _POOLINGS[pooling], filters=64, stem_stride=1)
+
+
+def build_small_resnet18(num_classes: int) -> Callable[..., tf.Tensor]:
+  """Builds ResNet-18 with an eighth of the filters and a stem of stride 2, for many runs.
+
+  A step takes about as long as two and a half of `build_small_cnn`. As in the full one, every
+  convolution is followed by a GroupNorm, so what it computes does not change with its kernel's
+  length.
+
+  Args:
+    num_classes: The number of classes.
+
+  Returns:
+    A network.
+  """
+  return _build_resnet18(num_classes, mean_of_map, filters=8, stem_stride=2)
+
+
+def _build_resnet18(num_classes, pool, filters, stem_stride):
+  """Builds a ResNet-18 whose first stage has so many filters, and each other twice as many."""
 
   def block(param, x, filters, stride, name):
     y = conv(param, x, filters, 3, f'{name}/conv0', stride=stride, use_bias=False)
@@ -126,11 +147,12 @@ def build_resnet18(num_classes: int, pooling: str = 'global') -> Callable[..., t
 
   def resnet18(param, x, training):
     del training  # Unused.
-    x = conv(param, x, 64, 3, 'stem', use_bias=False)
+    x = conv(param, x, filters, 3, 'stem', stride=stem_stride, use_bias=False)
     x = tf.nn.relu(group_norm(param, x, 'stem_norm'))
-    for stage, filters in enumerate((64, 128, 256, 512)):
+    for stage in range(4):
       for i in range(2):
-        x = block(param, x, filters, 2 if stage and not i else 1, f'stage{stage}/block{i}')
-    return dense(param, _POOLINGS[pooling](x), num_classes, 'logits')
+        stride = 2 if stage and not i else 1
+        x = block(param, x, filters * 2**stage, stride, f'stage{stage}/block{i}')
+    return dense(param, pool(x), num_classes, 'logits')
 
   return resnet18

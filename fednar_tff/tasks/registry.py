@@ -78,8 +78,8 @@ def create_task(
 
   Args:
     name: One of `task_names()`.
-    model: 'resnet18', 'cnn', 'small_cnn', 'mlp', 'transformer' or 'small_transformer', as far as it
-      fits the data.
+    model: 'resnet18', 'small_resnet18', 'cnn', 'small_cnn', 'mlp', 'transformer' or
+      'small_transformer', as far as it fits the data.
     seed: The default of every seed below.
     data_dir: Where the data is, instead of the default folder of tfds or TFF.
     num_clients: The number of clients.

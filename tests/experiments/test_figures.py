@@ -112,6 +112,17 @@ def test_weight_decay_panels_are_apart_by_every_setting_that_varies(tmp_path):
   }
 
 
+def test_weight_decay_panels_of_one_algorithm_have_the_colours_of_baseline_and_nar(tmp_path):
+  write_grid(tmp_path, ['fed_avg'], [0.3, 10.0], (0.01, 0.1), ('clip', 'nar'))
+  (page,) = plot(tmp_path, 'weight_decay')
+  assert [axes.get_title().replace('\u00a0', ' ') for axes in page.axes] == [
+    'FedAvg, alpha 0.3', 'FedAvg, alpha 10'
+  ]  # fmt: skip
+  colours = [drawing.optimizer_style(optimizer)['color'] for optimizer in ('clip', 'nar')]
+  for axes in page.axes:
+    assert list(dict.fromkeys(line.get_color() for line in axes.get_lines())) == colours
+
+
 def test_weight_decay_panels_of_many_algorithms_are_apart_by_algorithm(tmp_path):
   algorithms = {'fed_avg': 'FedAvg', 'fed_prox': 'FedProx', 'scaffold': 'SCAFFOLD'}
   decays, optimizers = (0.01, 0.1), ('clip', 'nar')
@@ -126,6 +137,64 @@ def test_weight_decay_panels_of_many_algorithms_are_apart_by_algorithm(tmp_path)
     'FedAvgM, alpha 0.3',
   ]  # fmt: skip
   assert [text.get_text() for text in page.legends[0].get_texts()] == ['baseline', 'NAR']
+
+
+def test_difference_of_a_single_cell_has_a_panel(tmp_path):
+  for optimizer, accuracy in (('clip', 0.5), ('nar', 0.6)):
+    write_run(tmp_path, [accuracy], client_optimizer=optimizer)
+  (experiment,) = grouping.split_into_experiments(runs.find_runs([tmp_path])[0])
+  (page,) = figures.plot_differences(experiment, 'A title', 'final', lambda s: (1.0, 3.0))
+  points = [
+    line.get_xdata()[0] for line in page.axes[0].get_lines() if line.get_marker() in ('o', 'D')
+  ]
+  assert points == pytest.approx([10.0, 2.0])
+
+
+def test_differences_are_paired_by_seed_and_stand_beside_the_papers(tmp_path):
+  # Baseline and NAR by seed: gains of 1, 2 and 3 points, though the seeds lie 10 points apart.
+  for seed, (baseline, nar) in enumerate(((0.10, 0.11), (0.20, 0.22), (0.30, 0.33))):
+    write_run(tmp_path, [baseline], client_optimizer='clip', seed=seed, weight_decay=0.05)
+    write_run(tmp_path, [nar], seed=seed, weight_decay=0.05)
+  for alpha, optimizer in itertools.product((0.3, 10.0), ('clip', 'nar')):
+    accuracy = 0.5 if optimizer == 'clip' else 0.45
+    write_run(
+      tmp_path, [accuracy], algorithm='scaffold', client_optimizer=optimizer, alpha=alpha,
+      weight_decay=0.01,
+    )  # fmt: skip
+  write_run(tmp_path, [0.5], algorithm='fed_avgm', weight_decay=0.01)  # It has no pair.
+  (experiment,) = grouping.split_into_experiments(runs.find_runs([tmp_path])[0])
+  published = {
+    ('fed_avg', 0.3): (80.0, 82.5),
+    ('scaffold', 0.3): (1, 1),
+    ('scaffold', 10.0): (3, 2),
+  }
+  (page,) = figures.plot_differences(
+    experiment, 'A title', 'final', lambda s: published[s['algorithm'], s['alpha']]
+  )
+  labels = {label.get_position()[1]: label.get_text() for label in page.axes[0].get_yticklabels()}
+  points = {
+    (axes.get_title(), labels[line.get_ydata()[0]], line.get_marker()): line.get_xdata()[0]
+    for axes in page.axes
+    for line in axes.get_lines()
+    if line.get_marker() in ('o', 'D')
+  }
+  found = {tuple(text.replace('\u00a0', ' ') for text in key): x for key, x in points.items()}
+  assert found == pytest.approx(
+    {
+      ('alpha 0.3', 'FedAvg, WD 0.05', 'o'): 2.0,
+      ('alpha 0.3', 'FedAvg, WD 0.05', 'D'): 2.5,
+      ('alpha 0.3', 'SCAFFOLD, WD 0.01', 'o'): -5.0,
+      ('alpha 0.3', 'SCAFFOLD, WD 0.01', 'D'): 0.0,
+      ('alpha 10', 'SCAFFOLD, WD 0.01', 'o'): -5.0,
+      ('alpha 10', 'SCAFFOLD, WD 0.01', 'D'): -1.0,
+    }
+  )
+  # Student's t of 2 degrees of freedom is 4.303: 2 -+ 4.303 * 1 / sqrt(3).
+  (bar,) = (c for c in page.axes[0].collections if len(c.get_segments()[0]))
+  assert bar.get_segments()[0][:, 0] == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=1e-3)
+  assert page.axes[0].get_xlim() == page.axes[1].get_xlim()
+  assert not overlapping_texts(page)
+  assert 'mean over 1 to 3 seeds' in page.legends[0].get_title().get_text().replace('\u00a0', ' ')
 
 
 def test_what_only_differs_between_algorithms_is_in_the_label(tmp_path):

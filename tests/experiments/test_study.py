@@ -15,6 +15,8 @@ from experiments.reading import claims, results, runs, study_page
 from experiments.running import grid, studying
 from fednar_tff import processor
 
+CLAIMS = ('C1', 'C2', 'C3', 'C4', 'C5', 'C6')
+
 
 def make_record(name, settings, accuracy, clipped=(1.0, 9.0), norms=(2.0, 4.0), diverged=False):
   """A finished run whose accuracy is constant, and whose clipping changes once, in mid-run."""
@@ -56,8 +58,8 @@ def as_in_the_paper(s, noise):
   return 0.6 - loss + noise
 
 
-def verdicts(records):
-  found = claims.judge_all([results.to_run(r) for r in records.values()])
+def verdicts(records, seconds=()):
+  found = claims.judge_all([results.to_run(r) for r in records.values()], seconds)
   return {claim.name: claim.verdict for claim in found}
 
 
@@ -65,16 +67,22 @@ def test_stages_have_the_runs_of_the_protocol():
   counts = {stage: len(study.runs([stage])) for stage in study.STAGES}
   assert counts == {
     'table1': 6 * 3 * 2 * 3,
-    'weight_decay': 3 * 10 * 3 + 3 * 10,
+    'weight_decay': 6 * 10 * 3,
     'other_settings': 60,
     'table2': 6 * 2 * 2 * 3,
   }
+  assert {stage: len(study.runs([stage])) for stage in study.RESNET_STAGES} == {
+    'resnet18_weight_decay': 3 * 10 * 3,
+    'resnet18_table1': counts['table1'],
+    'resnet18_other_settings': counts['other_settings'],
+  }
+  assert len(study.runs(['bounds'])) == 4 * 5 * 2 * 3
   # Some runs of Table 1 are among the weight decays: one run, not two.
   assert len(study.runs(study.STAGES)) < sum(counts.values())
 
 
 def test_no_run_of_the_study_has_the_seed_or_the_data_of_the_pilot():
-  for settings in study.runs(study.STAGES).values():
+  for settings in study.runs(study.COUNTING_STAGES).values():
     assert settings['seed'] != study.PILOT_SEED and 'validation_share' not in settings
   for settings in study.runs(study.PILOT_STAGES).values():
     assert settings['seed'] == study.PILOT_SEED and settings['validation_share'] == 0.1
@@ -98,6 +106,7 @@ def test_rows_are_thinned_to_evaluations_with_means_since_the_one_before():
       'train_loss': 1.0,
       'mean_clipped_norm': 2.0,
       'test_accuracy': 0.5,
+      'model_norm': 7.5,
     },
     {'round_num': 3, 'clipped_steps': 3, 'total_steps': 10, 'mean_clipped_norm': 4.0},
     {
@@ -112,6 +121,7 @@ def test_rows_are_thinned_to_evaluations_with_means_since_the_one_before():
     {
       'round_num': 2,
       'test_accuracy': 0.5,
+      'model_norm': 7.5,
       'train_loss': 2.0,
       'clipped_steps': 0.5,
       'total_steps': 10.0,
@@ -125,6 +135,18 @@ def test_rows_are_thinned_to_evaluations_with_means_since_the_one_before():
       'mean_clipped_norm': 5.0,
     },
   ]
+
+
+def test_pairs_of_another_version_or_processor_are_named():
+  records = make_records(as_in_the_paper, stages=['precision'])
+  assert study_page.unlike_pairs(records).startswith('Baseline and NAR of each pair have one ')
+  nar = next(name for name in records if '_nar_' in name and 'seed1' in name)
+  records[nar]['version'] = 'w'
+  assert study_page.unlike_pairs(records) == (
+    'Not of one version and one kind of processor are the pairs of '
+    '`cifar10_fed_avg_nar_alpha0.3_steps20_wd0.05_seed1_bfloat16` (baseline v on None, NAR w on '
+    'None).'
+  )
 
 
 def test_a_record_becomes_the_run_that_it_was_made_of():
@@ -156,8 +178,8 @@ def test_damaged_results_are_said_in_one_line(tmp_path, text):
 
 
 def test_runs_as_in_the_paper_support_its_claims():
-  found = verdicts(make_records(as_in_the_paper))
-  assert found == dict.fromkeys(('C1', 'C2', 'C3', 'C4', 'C5'), claims.SUPPORTED)
+  found = verdicts(make_records(as_in_the_paper), seconds=[(1.0, 1.0)])
+  assert found == dict.fromkeys(CLAIMS, claims.SUPPORTED)
 
 
 def test_nar_that_loses_is_not_supported():
@@ -205,11 +227,61 @@ def test_clipping_that_falls_is_not_supported():
   assert verdicts(make_records(as_in_the_paper, norms=(4.0, 2.0)))['C5'] == claims.NOT_SUPPORTED
 
 
+def test_each_model_is_judged_by_its_own_runs():
+  def with_norms_it_loses(s, noise):
+    loses = s['model'] == 'small_resnet18' and s['client_optimizer'] == 'nar'
+    return as_in_the_paper(s, noise) - 0.4 * loses
+
+  records = make_records(with_norms_it_loses, [*study.STAGES, *study.RESNET_STAGES])
+  made = study_page.blocks(records, seconds=[(1.0, 1.0)])
+  assert made['claims'].count('**supported**') == 6
+  rows = made['claims_resnet18'].split('\n')[2:]
+  verdicts_by_name = {row.split(' | ')[0].strip('| '): row.split(' | ')[2] for row in rows}
+  assert verdicts_by_name == {
+    'C1': '**not supported**', 'C3': '**supported**', 'C4': '**not supported**',
+    'C5': '**supported**',
+  }  # fmt: skip
+  # The other tables are those without these runs.
+  assert study_page.blocks(make_records(as_in_the_paper))['table1'] == made['table1']
+  assert made['resnet18_table1'] != made['table1'] and 'missing' not in made['resnet18_table1']
+  best = made['resnet18_best'].split('\n')[2:]
+  assert [row.split(' | ')[0].strip('| ') for row in best] == ['FedAvg', 'SCAFFOLD', 'FedAvgM']
+  for row in best:  # Its best is 40 points below the baseline's, but for the noise.
+    assert abs(float(row.split(' | ')[3].split()[0]) + 40) < 0.4
+
+
 def test_nothing_is_decided_before_all_seeds_are_there():
   records = make_records(as_in_the_paper)
   some = {name: r for name, r in records.items() if not name.endswith('seed2')}
-  assert verdicts(some) == dict.fromkeys(('C1', 'C2', 'C3', 'C4', 'C5'), claims.NOT_TESTED)
-  assert verdicts({}) == dict.fromkeys(('C1', 'C2', 'C3', 'C4', 'C5'), claims.NOT_TESTED)
+  assert verdicts(some) == dict.fromkeys(CLAIMS, claims.NOT_TESTED)
+  assert verdicts({}) == dict.fromkeys(CLAIMS, claims.NOT_TESTED)
+
+
+@pytest.mark.parametrize(
+  ('pairs', 'verdict', 'because'),
+  [
+    # The ratios are 1.2, 1.04 and 0.5; that of the medians would be 1.2.
+    ([(1.2, 1.0), (2.08, 2.0), (0.5, 1.0)], claims.SUPPORTED, '1.04 times as long'),
+    ([(1.2, 1.0), (2.12, 2.0), (0.5, 1.0)], claims.NOT_SUPPORTED, '1.06 times as long'),
+  ],
+)
+def test_cost_is_the_median_of_the_ratios_of_the_turns(pairs, verdict, because):
+  found = claims.judge_cost(pairs)
+  assert found.verdict == verdict and because in found.because
+  assert found.because.endswith('(median of 3 turns, which say 0.50 to 1.20)')
+
+
+def test_seconds_of_rounds_are_those_of_one_run_of_the_benchmark(tmp_path):
+  path = tmp_path / 'results.json'
+  assert results.read_seconds_of_rounds(path) == []
+  path.write_text('{"B1": {}}')
+  assert results.read_seconds_of_rounds(path) == []
+  path.write_text('{"B7": {"seconds": {"packed": [1.0, 2.0], "clipped": [3.0, 4.0]}}}')
+  assert results.read_seconds_of_rounds(path) == [(1.0, 3.0), (2.0, 4.0)]
+  for damaged in ('{', '{"B7": {"seconds": {"packed": [1.0], "clipped": []}}}', '{"B7": {}}'):
+    path.write_text(damaged)
+    with pytest.raises(UsageError, match=r'results.json is damaged \('):
+      results.read_seconds_of_rounds(path)
 
 
 @pytest.mark.parametrize(('stage', 'guess'), [('table1', 10.0), ('table2', 100 / 80)])
@@ -254,15 +326,91 @@ def test_bfloat16_is_compared_by_seed_with_the_same_runs_in_float32():
   assert study_page.blocks(records)['table1'] == without['table1']
 
 
+def test_bounds_are_compared_by_what_nar_wins_back_at_each():
+  def accuracy(s, noise):
+    lost = 0.2 if s['weight_decay'] == 0.1 else 0.0
+    won = {1.0: 0.15, 2.0: 0.1, 3.0: 0.05}.get(s['max_norm'], 0.0)
+    return 0.6 - lost + (won if lost and s['client_optimizer'] == 'nar' else 0.0)
+
+  records = make_records(accuracy, stages=['bounds'])
+  rows = study_page.blocks(records)['bounds'].split('\n')[2:]
+  same, clipped = '60.00 ± 0.00 (3) | 60.00 ± 0.00 (3) | +0.00 [+0.00, +0.00]', '2.5'
+  assert rows[2:5:2] == [
+    f'| 1 | 0.01 | {same} | {clipped} |  |',
+    '| 1 | 0.1 | 40.00 ± 0.00 (3) | 55.00 ± 0.00 (3) | +15.00 [+15.00, +15.00] | 2.5 | '
+    '75.0 % of what was lost |',
+  ]
+  assert [row.split(' | ')[-1] for row in rows[9::5]] == [
+    '50.0 % of what was lost |', '25.0 % of what was lost |', '0.0 % of what was lost |'
+  ]  # fmt: skip
+  # The last bound is that of the other stages: its runs are theirs, and no other's.
+  assert set(study.runs(['bounds'])) - set(study.runs(['weight_decay'])) == {
+    name for name in study.runs(['bounds']) if '_bound' in name
+  }
+  assert study_page.blocks({})['bounds'].count('missing') == 20 * 4
+
+
+def test_bounds_are_compared_where_each_has_its_best_weight_decay():
+  def accuracy(s, noise):
+    best = {'clip': 0.001, 'nar': 0.01}[s['client_optimizer']]
+    # Seeds lie 10 points apart. At A = 1, NAR's best is 2 points higher, and falls by half as much.
+    is_small_nar = s['client_optimizer'] == 'nar' and s['max_norm'] == 1
+    fall = 0.1 if is_small_nar else 0.2
+    return 0.5 + 0.1 * s['seed'] + 0.02 * is_small_nar - fall * (s['weight_decay'] != best)
+
+  records = make_records(accuracy, stages=['bounds'])
+  rows = study_page.blocks(records)['best_by_bound'].split('\n')[2:]
+  falls = '20.00 ± 0.00 (3)'
+  assert rows == [
+    f'| 1 | 0.001 | 0.01 | +2.00 [+2.00, +2.00] | {falls} | 10.00 ± 0.00 (3) |',
+    *(
+      f'| {bound} | 0.001 | 0.01 | +0.00 [+0.00, +0.00] | {falls} | {falls} |'
+      for bound in (2, 3, 6)
+    ),
+  ]
+  # The best of a grid is not known before all of it is there.
+  some = {name: r for name, r in records.items() if '_nar_' not in name or '_wd0.05_' not in name}
+  assert study_page.blocks(some)['best_by_bound'].count('missing') == 4 * 5
+
+
+def test_decay_factor_is_the_mean_scale_of_steps_by_their_rates():
+  settings = parsing.parse(['--learning_rate_decay=0.5', '--max_norm=2.0', '--total_rounds=3'])
+  rows = [
+    {'round_num': 1, 'clipped_steps': 0.0, 'total_steps': 10.0},
+    {'round_num': 3, 'clipped_steps': 5.0, 'total_steps': 10.0, 'mean_clipped_norm': 8.0},
+  ]
+  run = runs.Run('here', settings, rows, is_finished=True)
+  # The rates are 1, and 0.5 + 0.25 of two rounds in which half of the steps are scaled by 2 / 8.
+  assert claims.decay_factor(run) == pytest.approx((1 + 0.75 * 0.625) / 1.75)
+
+
+def test_nar_is_compared_with_a_baseline_of_the_weight_decay_that_its_own_comes_to():
+  def accuracy(s, noise):
+    at = {'nar': 0.5, 'clip': 0.4 if s['weight_decay'] in (0.01, 0.05, 0.1) else 0.49}
+    return at[s['client_optimizer']] + 0.1 * s['seed']
+
+  records = make_records(accuracy, stages=['bounds', 'matched_decays'])
+  rows = study_page.blocks(records)['matched_decays'].split('\n')[2:]
+  nar, gain = '60.00 ± 10.00 (3)', '+10.00 [+10.00, +10.00]'
+  control, left = '59.00 ± 10.00 (3)', '+1.00 [+1.00, +1.00]'
+  assert rows == [
+    f'| {bound:g} | {decay:g} | {nar} | {gain} | {matched / decay:.3f} | {matched:g} | {control} | '
+    f'{left} |'
+    for (bound, decay), found in study.MATCHED_DECAYS.items()
+    for matched in found
+  ]
+  assert 'missing' in study_page.blocks({})['matched_decays']
+
+
 def test_page_of_results(tmp_path, capsys):
   root, docs = pathlib.Path(__file__).parents[2], tmp_path / 'docs'
   docs.mkdir()
   for name in (f'docs/{study_page.PAGE}', study_page.README):
     (tmp_path / name).write_text((root / name).read_text())
   records = make_records(as_in_the_paper)
-  study_page.write(records, docs)
+  study_page.write(records, [(1.0, 1.0)], docs)
   readme = (tmp_path / study_page.README).read_text()
-  assert '| C1 | NAR is at least as good' in readme and readme.count('**supported**') == 5
+  assert '| C1 | NAR is at least as good' in readme and readme.count('**supported**') == 6
   text = (docs / study_page.PAGE).read_text()
   assert '| C1 | NAR is at least as good' in text and '**supported**' in text
   first = text.split('<!-- begin table1 -->')[1].split('\n')[3]
@@ -321,10 +469,10 @@ def test_finished_runs_come_into_the_file_and_failed_ones_do_not(tmp_path, capsy
   assert 'study: failed (exit code 2): bad' in capsys.readouterr().err
 
 
-def pilot_records(task, accuracy, clipped):
-  """All runs of the pilot on a task; `accuracy` and `clipped` say what one gives."""
+def pilot_records(pilot_name, accuracy, clipped):
+  """All runs of a pilot; `accuracy` and `clipped` say what one gives."""
   records = {}
-  for name, settings in study.runs(study.PILOTS[task].stages()).items():
+  for name, settings in study.runs(study.PILOTS[pilot_name].stages()).items():
     records[name] = {
       **make_record(name, settings, accuracy(settings)),
       'curves': {'round_num': [20], 'clipped_steps': [clipped(settings)], 'total_steps': [1.0]},
@@ -332,9 +480,9 @@ def pilot_records(task, accuracy, clipped):
   return records
 
 
-@pytest.mark.parametrize('task', study.PILOTS)
-def test_the_pilot_chooses_by_its_rules(task):
-  pilot = study.PILOTS[task]
+@pytest.mark.parametrize('pilot_name', study.PILOTS)
+def test_a_pilot_chooses_by_its_rules(pilot_name):
+  pilot = study.PILOTS[pilot_name]
   low, middle, high = pilot.rates
   bound = pilot.bounds[3]
 
@@ -345,18 +493,18 @@ def test_the_pilot_chooses_by_its_rules(task):
     return by_rate - abs(s.get('server_learning_rate', 0.3) - 0.3)
 
   records = pilot_records(
-    task, accuracy, lambda s: 0.099 * bound / s['max_norm'] if 'max_norm' in s else 0.0
+    pilot_name, accuracy, lambda s: 0.099 * bound / s['max_norm'] if 'max_norm' in s else 0.0
   )
   chosen = {'learning_rate': middle, 'max_norm': bound, 'fed_adam': 0.1, 'fed_avgm': 0.3}
-  assert study_page.choices(records, task) == chosen
+  assert study_page.choices(records, pilot_name) == chosen
   some = dict(list(records.items())[1:])
-  assert study_page.choices(some, task) is None
-  assert 'Nothing is chosen yet' in study_page.pilot(some, task)
-  records[f'study/{pilot.prefix}_fed_avg_lr{middle:g}']['diverged'] = True
-  assert study_page.choices(records, task)['learning_rate'] == high
+  assert study_page.choices(some, pilot_name) is None
+  assert 'Nothing is chosen yet' in study_page.pilot(some, pilot_name)
+  records[f'{pilot.variant}/{pilot.prefix}_fed_avg_lr{middle:g}']['diverged'] = True
+  assert study_page.choices(records, pilot_name)['learning_rate'] == high
 
 
-def test_runs_that_count_wait_for_the_pilot_on_their_task(monkeypatch):
+def test_runs_that_count_wait_for_the_pilot_of_their_task_and_model(monkeypatch):
   records = pilot_records('shakespeare', lambda s: 0.5, lambda s: 0.0)
   with pytest.raises(UsageError, match='the pilot on cifar10 is not finished: run --stages=pilot'):
     studying.check_pilots(records, study.STAGES)
@@ -366,6 +514,8 @@ def test_runs_that_count_wait_for_the_pilot_on_their_task(monkeypatch):
   monkeypatch.setattr(study, 'chosen_settings', lambda task: {**chosen, 'max_norm': 99.0})
   with pytest.raises(UsageError, match='the pilot on shakespeare chooses .*, and experiments/'):
     studying.check_pilots(records, ['table2'])
+  with pytest.raises(UsageError, match='on resnet18 is not finished: run --stages=pilot_resnet18_'):
+    studying.check_pilots(records, ['resnet18_table1'])
 
 
 def test_the_page_says_which_processors_there_were():

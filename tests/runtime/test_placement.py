@@ -15,7 +15,7 @@ import pytest
 from tools.gpu import placement, workloads
 
 # Kernels that a step may launch. Measured before these were bounded: 2,100 and 2,000.
-MAX_LAUNCHES = {'resnet18': 1100, 'transformer': 900}
+MAX_LAUNCHES = {'resnet18': 1100, 'transformer': 900, 'cnn': 130}
 MAX_COPIES = 12
 # The bytes of a batch: 20 images of 32 x 32 x 3 bytes, or 20 windows of 80 characters.
 BATCH_BYTES = {'resnet18': 20 * 32 * 32 * 3, 'transformer': 20 * 80}
@@ -91,6 +91,14 @@ def test_steps_of_tffs_own_fed_avg_with_its_default_loop_stay_on_their_device():
   assert case['device'] == 'GPU:1'
   # It hands the optimizer the 62 weights one by one.
   check_pretended(case, max_launches=1700)
+
+
+@pytest.mark.slow
+def test_steps_of_the_cnn_stay_on_their_device():
+  for case in measured('pretended', 'cnn', ('fed_avg',), ('packed', 'reduce'), (1,)):
+    check_pretended(case)
+    # Its pooling is written in another way where there is no GPU.
+    assert case['launched']['GPU:1']['MaxPoolGrad'] == 2
 
 
 @pytest.mark.slow

@@ -176,6 +176,7 @@ NETWORKS = {
   'mlp': (models.build_mlp(10), {}),
   'cnn': (models.build_cnn(10), {}),
   'small_cnn': (models.build_small_cnn(10), {}),
+  'small_resnet18': (models.build_small_resnet18(10), {}),
   'resnet18': (models.build_resnet18(10), {}),
   'resnet18_top_left': (models.build_resnet18(10, 'top_left'), {'pooling': 'top_left'}),
 }

@@ -86,18 +86,18 @@ def _np_cnn(weights, x, pad):
   return _np_relu(x.reshape(len(x), -1) @ k2 + b2) @ k3 + b3
 
 
-def _np_resnet18(weights, x, window):
+def _np_resnet18(weights, x, window, stem_stride=1):
   weights = iter(weights)
 
   def conv_norm(x, stride, pad):
     y = _np_conv(x, next(weights), stride, pad)
     return _np_group_norm(y, next(weights), next(weights))
 
-  x = _np_relu(conv_norm(x, 1, 1))
+  x = _np_relu(conv_norm(x, stem_stride, 1))
   for stride in (1, 1, 2, 1, 2, 1, 2, 1):
     y = conv_norm(_np_relu(conv_norm(x, stride, 1)), 1, 1)
     x = _np_relu(y + (conv_norm(x, 2, 0) if stride == 2 else x))
-  assert x.shape[1:] == (4, 4, 512)
+  assert x.shape[1:] == ((4, 4, 512) if stem_stride == 1 else (2, 2, 64))
   return x[:, :window, :window].mean(axis=(1, 2)) @ next(weights) + next(weights)
 
 
@@ -162,6 +162,38 @@ def test_resnet18_equals_numpy(pooling, window):
   expected = _np_resnet18(weights, x, window)
   actual = model.predict_on_batch(x.astype(np.float32)).numpy()
   np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+def test_small_resnet18_equals_numpy():
+  model, weights = _random_model(models.build_small_resnet18(10), _spec([32, 32, 3]))
+  assert sum(w.size for w in weights) == 176_402
+  x = np.random.RandomState(1).normal(size=[2, 32, 32, 3])
+  expected = _np_resnet18(weights, x, 2, stem_stride=2)
+  actual = model.predict_on_batch(x.astype(np.float32)).numpy()
+  np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+def test_gradients_of_small_resnet18_grow_as_its_kernels_shrink():
+  model = models.build_model_fns(models.build_small_resnet18(10), _spec([32, 32, 3]))[0]()
+  generator = np.random.RandomState(1)
+  batch = collections.OrderedDict(
+    x=generator.normal(size=[4, 32, 32, 3]).astype(np.float32), y=np.int32([0, 3, 3, 9])
+  )
+  kernels = [v for v in model.trainable_variables if v.shape.rank == 4]
+  assert len(kernels) == 20  # 17 of ResNet-18's convolutions, and its 3 shortcuts.
+
+  def loss_and_gradients():
+    with tf.GradientTape() as tape:
+      loss = model.forward_pass(batch, training=True).loss
+    return loss, tape.gradient(loss, kernels)
+
+  loss, gradients = loss_and_gradients()
+  for kernel in kernels:
+    kernel.assign(0.5 * kernel)
+  small_loss, large_gradients = loss_and_gradients()
+  np.testing.assert_allclose(small_loss, loss, rtol=1e-3)  # But for the epsilon of the norms.
+  for before, after in zip(gradients, large_gradients):
+    np.testing.assert_allclose(tf.norm(after) / tf.norm(before), 2.0, rtol=0.01)
 
 
 @pytest.mark.parametrize('shift', [0.0, 30.0])

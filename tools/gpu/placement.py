@@ -74,7 +74,7 @@ def measure(device: str, model: str, **options) -> list[dict]:
 
   Args:
     device: One of `DEVICES`.
-    model: One of `workloads.MODELS`.
+    model: One of `workloads.MODELS`, or `cnn`.
     **options: The other flags, `algorithms=['fed_avg']` for example.
 
   Raises:
@@ -294,7 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument('--device', choices=DEVICES, default='pretended')
-  parser.add_argument('--model', choices=('resnet18', 'transformer'), default='resnet18')
+  parser.add_argument('--model', choices=('resnet18', 'transformer', 'cnn'), default='resnet18')
   parser.add_argument('--algorithms', nargs='+', default=['fed_avg'])
   parser.add_argument('--loops', nargs='+', default=['packed', 'iterator', 'reduce'])
   parser.add_argument('--accelerators', nargs='+', type=int, default=[0, 1])

@@ -58,12 +58,12 @@ def _random_shakespeare(data_dir):
 
 
 def create_task(model: str) -> tasks.Task:
-  """Creates the task of one of `MODELS`, with 3 clients."""
+  """Creates the task of one of `MODELS`, or of the CNN, with 3 clients."""
   with tf.device('CPU:0'):
-    if model == 'resnet18':
+    if model in ('resnet18', 'cnn'):
       original, sources.load_cifar10 = sources.load_cifar10, _random_cifar10
       try:
-        return tasks.create_task('cifar10', num_clients=3, partition='iid')
+        return tasks.create_task('cifar10', model=model, num_clients=3, partition='iid')
       finally:
         sources.load_cifar10 = original
     original, sources.load_shakespeare = sources.load_shakespeare, _random_shakespeare
