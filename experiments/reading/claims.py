@@ -165,14 +165,15 @@ def _judge_table(name: str, text: str, gains: Sequence[BySeed]) -> Claim:
 def best_decay(
   cells: Cells, algorithm: str, setting: tuple[float, int], optimizer: str = 'clip'
 ) -> float | None:
-  """Returns the weight decay with the best mean; None if one of them has no run."""
+  """Returns the weight decay with the best mean over the seeds that all have; None without any."""
   found = {
     decay: cells.accuracy(algorithm, *setting, decay, optimizer)
     for decay in paper.SWEEP_WEIGHT_DECAYS
   }
-  if not all(found.values()):
+  seeds = set.intersection(*map(set, found.values()))
+  if not seeds:
     return None
-  return max(found, key=lambda decay: statistics.mean(found[decay].values()))
+  return max(found, key=lambda decay: statistics.mean(found[decay][seed] for seed in seeds))
 
 
 def fall(

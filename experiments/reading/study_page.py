@@ -46,6 +46,16 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
 
 
+def _table_of_cells(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """Returns a table of the rows that have a run, and how many are missing."""
+  found = [row for row in rows if row.count(_MISSING) < len(_PAIR)]
+  if len(found) == len(rows):
+    return _markdown(header, rows)
+  count = f'{len(rows) - len(found)} of {len(rows)}' if found else f'all {len(rows)}'
+  note = f'Missing, without a run: {count} rows.'
+  return f'{_markdown(header, found)}\n\n{note}' if found else note
+
+
 def _mean(by_seed: Mapping[int, float]) -> str:
   found = spread(list(by_seed.values()))
   if found is None:
@@ -71,7 +81,7 @@ def table1(cells: claims.Cells) -> str:
     + _published(paper.CIFAR10[algorithm][alpha])
     for (algorithm, alpha, _, decay), numbers in _pair_rows(cells, claims.table_cells())
   ]
-  return _markdown(['algorithm', 'WD', 'alpha', *_PAIR, *_PUBLISHED], rows)
+  return _table_of_cells(['algorithm', 'WD', 'alpha', *_PAIR, *_PUBLISHED], rows)
 
 
 def table2(cells: claims.Cells) -> str:
@@ -81,7 +91,7 @@ def table2(cells: claims.Cells) -> str:
     + _published(paper.SHAKESPEARE[algorithm][decay])
     for (algorithm, _, _, decay), numbers in _pair_rows(cells, claims.shakespeare_cells())
   ]
-  return _markdown(['algorithm', 'WD', *_PAIR, *_PUBLISHED], rows)
+  return _table_of_cells(['algorithm', 'WD', *_PAIR, *_PUBLISHED], rows)
 
 
 def _published(pair: tuple[float, float]) -> list[str]:
@@ -101,7 +111,7 @@ def weight_decays(cells: claims.Cells, algorithms, settings) -> str:
     [grouping.algorithm_title(algorithm), f'{alpha:g}', str(steps), f'{decay:g}', *numbers]
     for (algorithm, alpha, steps, decay), numbers in _pair_rows(cells, wanted)
   ]
-  return _markdown(['algorithm', 'alpha', 'steps', 'WD', *_PAIR], rows)
+  return _table_of_cells(['algorithm', 'alpha', 'steps', 'WD', *_PAIR], rows)
 
 
 def precision(float32: claims.Cells, bfloat16: claims.Cells) -> str:
@@ -125,19 +135,19 @@ def bounds(runs: Sequence[Run]) -> str:
       rows.append(
         [f'{bound:g}', f'{decay:g}', *numbers, claims.share_recovered(share) if back else '']
       )
-  return _markdown(['A', 'WD', *_PAIR, 'NAR wins back'], rows)
+  return _table_of_cells(['A', 'WD', *_PAIR, 'NAR wins back'], rows)
 
 
 def best_by_bound(runs: Sequence[Run]) -> str:
   """Returns what NAR gains at each bound where both have their best weight decay."""
   rows = [_best(f'{bound:g}', cells, 'fed_avg') for bound, cells in _by_bound(runs)]
-  return _markdown(['A', *_BEST], rows)
+  return _table_of_cells(['A', *_BEST], rows)
 
 
 def best_by_algorithm(cells: claims.Cells) -> str:
   """Returns what NAR gains with each algorithm where both have their best weight decay."""
   rows = [_best(grouping.algorithm_title(a), cells, a) for a in study.DECAY_ALGORITHMS]
-  return _markdown(['algorithm', *_BEST], rows)
+  return _table_of_cells(['algorithm', *_BEST], rows)
 
 
 def _best(label, cells, algorithm):
