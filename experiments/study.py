@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Runs the study of docs/study.md, or makes its page from the results in the repository.
 
-  python -m experiments.study run         what is still missing, in the order of the protocol
+  python -m experiments.study run         what is still missing, stage by stage
   python -m experiments.study status      how far it is
   python -m experiments.study page        tables, figures and verdicts of docs/study.md
 

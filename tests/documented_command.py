@@ -14,6 +14,7 @@ cut down here, and nowhere else:
   follows has something to read; on Slurm, it only lists.
 - `experiments.report --table` must know the table, in which that small cell has no place; then it
 reports what is there.
+- `experiments.study run` says how far its stages are and runs none of them.
 - `fednar_tff.fetch` checks its arguments and fetches nothing.
 - `fednar_tff.runtime.worker` starts in the background on an unused port, twice for "on host1, and
 on host2"; the test stops both.
@@ -86,6 +87,10 @@ def _report(*arguments):
   return _module('experiments.report', *rest)
 
 
+def _study(action, *arguments):
+  _module('experiments.study', 'status' if action == 'run' else action, *arguments)
+
+
 def _worker(*arguments):
   int(_flag(arguments, 'port'))
   with open(_WORKERS, 'a') as started:
@@ -115,6 +120,7 @@ def _python(dash_m, module, *arguments):
     'experiments.train': _train,
     'experiments.sweep': _sweep,
     'experiments.report': _report,
+    'experiments.study': _study,
     'fednar_tff.fetch': _fetch,
     'fednar_tff.runtime.worker': _worker,
   }

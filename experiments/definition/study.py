@@ -26,8 +26,8 @@ PRECISION_CELL = ('fed_avg', *MAIN_SETTING, paper.CIFAR10_WEIGHT_DECAYS['fed_avg
 # Bounds below the one that the pilot chose, at which clipping is common from the start.
 SMALL_BOUNDS = (1.0, 2.0, 3.0)
 # By bound and weight decay: what NAR's weight decay comes to on average, to three digits. First as
-# `claims.decay_factor` of its finished runs gives it (a test compares), which is too small; then as
-# it was measured where all steps are clipped, see docs/study.md.
+# the mean norms of its finished runs give it (tests/docs/test_study_page.py), which is too small;
+# then as it was measured where all steps are clipped, see docs/study.md.
 MATCHED_DECAYS = {
   (1.0, 0.01): (0.00169, 0.00194),
   (1.0, 0.05): (0.0094, 0.0109),

@@ -50,14 +50,16 @@ class Claim:
 
 
 class Cells:
-  """The study's runs by cell and seed."""
+  """The study's runs by cell and seed: those of one model, bound and precision."""
 
   def __init__(self, runs: Sequence[Run]):
     self._cells = collections.defaultdict(dict)
     for run in runs:
       i = run.identity
-      key = tuple(i.get(name) for name in _KEY)
-      self._cells[key][dict(run.seeds)['seed']] = run
+      cell, seed = self._cells[tuple(i.get(name) for name in _KEY)], dict(run.seeds)['seed']
+      if seed in cell:
+        raise ValueError(f'{run.path} and {cell[seed].path} differ in what is no part of a cell.')
+      cell[seed] = run
 
   def measure(self, fn: Callable[[Run], float | None], *key) -> BySeed:
     """Returns a number of each run of a cell, by seed; without those that have none."""
@@ -126,8 +128,8 @@ def shakespeare_cells() -> list[tuple[str, None, int, float]]:
   ]
 
 
-def _complete(found: Sequence[BySeed], seeds=study.SEEDS) -> bool:
-  return all(set(seeds) <= set(by_seed) for by_seed in found)
+def _complete(found: Sequence[BySeed]) -> bool:
+  return all(set(study.SEEDS) <= set(by_seed) for by_seed in found)
 
 
 def judge_gain(cells: Cells) -> Claim:
@@ -194,11 +196,17 @@ def judge_fall(cells: Cells) -> Claim:
     'Accuracy falls steeply above the best weight decay, less with fewer local steps or balanced '
     'data (Figure "wd")'
   )
+  wanted = [(a, study.MAIN_SETTING) for a in study.DECAY_ALGORITHMS]
+  wanted += [('fed_avg', setting) for setting in study.OTHER_SETTINGS]
+  known = [
+    cells.accuracy(algorithm, *setting, decay, 'clip')
+    for algorithm, setting in wanted
+    for decay in paper.SWEEP_WEIGHT_DECAYS  # All of them: which is the best is known at the end.
+  ]
+  if not _complete(known):
+    return Claim('C3', text, NOT_TESTED, _progress(known))
   falls = {a: fall(cells, a, study.MAIN_SETTING) for a in study.DECAY_ALGORITHMS}
   others = {s: fall(cells, 'fed_avg', s) for s in study.OTHER_SETTINGS}
-  known = [found or {} for found in (*falls.values(), *others.values())]
-  if not _complete(known[: len(falls)]) or not _complete(known[len(falls) :], study.SEEDS[:2]):
-    return Claim('C3', text, NOT_TESTED, _progress(known))
   spreads = {a: spread(list(found.values())) for a, found in falls.items()}
   milder = {s: spread(list(minus(falls['fed_avg'], found).values())) for s, found in others.items()}
   steep = [side(s) > 0 and s.mean >= STEEP for s in spreads.values()]
@@ -210,39 +218,50 @@ def judge_fall(cells: Cells) -> Claim:
     verdict = UNDECIDED
   parts = [f'{_title(a)} falls by {interval(s)} points' for a, s in spreads.items()]
   parts += [
-    f'FedAvg falls less by {interval(s)} at alpha {alpha:g} with {steps} steps'
+    f'FedAvg falls less by {interval(s)} points at alpha {alpha:g} with {steps} steps'
     for (alpha, steps), s in milder.items()
   ]
   return Claim('C3', text, verdict, '; '.join(parts).replace('+', ''))  # All is said to fall.
 
 
-def recovered(cells: Cells, algorithm: str) -> tuple[Spread | None, float | None]:
-  """Returns NAR's gain at the largest decay, and its share of what the baseline lost there."""
+def recovery(cells: Cells, algorithm: str) -> tuple[BySeed, BySeed]:
+  """Returns NAR's gain at the largest weight decay, and what the baseline lost there, by seed."""
   setting = (algorithm, *study.MAIN_SETTING)
-  gain = cells.gain(*setting, LARGEST_DECAY)
   small, large = (cells.accuracy(*setting, d, 'clip') for d in (SMALLER_DECAY, LARGEST_DECAY))
-  lost = minus(small, large)
-  if not gain or not lost or statistics.mean(lost.values()) <= 0:
-    return spread(list(gain.values())), None
-  return spread(list(gain.values())), statistics.mean(gain.values()) / statistics.mean(
-    lost.values()
-  )
+  return cells.gain(*setting, LARGEST_DECAY), minus(small, large)
 
 
-def share_recovered(share: float | None) -> str:
+def share_recovered(gain: BySeed, lost: BySeed) -> float | None:
+  """Returns the share of what was lost that NAR wins back; None if nothing was lost.
+
+  Args:
+    gain: What NAR gains, by seed.
+    lost: What the baseline lost, by seed. Only seeds that both have count.
+  """
+  seeds = gain.keys() & lost.keys()
+  whole = sum(lost[seed] for seed in seeds)
+  return sum(gain[seed] for seed in seeds) / whole if whole > 0 else None
+
+
+def describe_share(gain: BySeed, lost: BySeed) -> str:
   """Returns the share of what was lost in words."""
+  if not gain.keys() & lost.keys():
+    return 'missing'
+  share = share_recovered(gain, lost)
   return 'nothing was lost' if share is None else f'{100 * share:.1f} % of what was lost'
 
 
 def judge_recovery(cells: Cells) -> Claim:
   """C4: the figure of robustness."""
   text = f'NAR recovers at weight decay {LARGEST_DECAY:g} (Figure "robust")'
-  gains = [cells.gain(a, *study.MAIN_SETTING, LARGEST_DECAY) for a in study.DECAY_ALGORITHMS]
-  if not _complete(gains):
-    return Claim('C4', text, NOT_TESTED, _progress(gains))
-  found = {a: recovered(cells, a) for a in study.DECAY_ALGORITHMS}
-  sides = [side(gain) for gain, _ in found.values()]
-  halves = [share is not None and share >= 0.5 for _, share in found.values()]
+  found = {a: recovery(cells, a) for a in study.DECAY_ALGORITHMS}
+  known = [by_seed for pair in found.values() for by_seed in pair]
+  if not _complete(known):
+    return Claim('C4', text, NOT_TESTED, _progress(known))
+  gains = {a: spread(list(gain.values())) for a, (gain, _) in found.items()}
+  shares = [share_recovered(*pair) for pair in found.values()]
+  sides = [side(gain) for gain in gains.values()]
+  halves = [share is not None and share >= 0.5 for share in shares]
   if all(s > 0 for s in sides) and all(halves):
     verdict = SUPPORTED
   elif -1 in sides or not any(halves):
@@ -250,7 +269,7 @@ def judge_recovery(cells: Cells) -> Claim:
   else:
     verdict = UNDECIDED
   parts = [
-    f'{_title(a)} {interval(gain)}, {share_recovered(share)}' for a, (gain, share) in found.items()
+    f'{_title(a)} {interval(gains[a])}, {describe_share(*pair)}' for a, pair in found.items()
   ]
   return Claim('C4', text, verdict, '; '.join(parts))
 
@@ -259,28 +278,6 @@ def clipped_share(run: Run) -> float:
   """Returns the share of a run's steps that were clipped."""
   clipped, total = (sum(run.series(name)[1]) for name in ('clipped_steps', 'total_steps'))
   return clipped / max(total, 1)
-
-
-def decay_factor(run: Run) -> float | None:
-  """Returns by what NAR multiplies a run's weight decay on average.
-
-  It is the sum of `l wd s` over all steps, over that of `l wd`, where `s` is `A / ||g + wd x||` of
-  a step that is clipped, and 1 of another. Of the norms only the mean is kept, so it is a little
-  too small.
-  """
-  rounds, clipped = run.series('clipped_steps')
-  if run.has_diverged or not rounds:
-    return None
-  _, total = run.series('total_steps')
-  norms = dict(zip(*run.series('mean_clipped_norm')))
-  scaled = whole = 0.0
-  for start, end, n, steps in zip([0, *rounds], rounds, clipped, total):
-    rate = sum(run.identity['learning_rate_decay'] ** t for t in range(int(start), int(end)))
-    share = n / steps
-    scale = run.identity['max_norm'] / norms[end] if share else 1.0
-    scaled += rate * (1 - share + share * scale)
-    whole += rate
-  return scaled / whole
 
 
 def growth(run: Run, name: str) -> float | None:
@@ -299,13 +296,12 @@ def growth(run: Run, name: str) -> float | None:
 def judge_clipping(cells: Cells) -> Claim:
   """C5: frequency and strength of clipping."""
   text = 'Count and strength of clipping grow over the rounds (Figure "clip count")'
-  sides, known = {}, []
+  sides = {}
   for metric in ('clipped_steps', 'mean_clipped_norm'):
     found = [
       cells.measure(lambda run, m=metric: growth(run, m), *setting, 'nar')
       for setting in table_cells()
     ]
-    known += found
     sides[metric] = [side(spread(list(by_seed.values()))) for by_seed in found]
   runs = [cells.accuracy(*setting, 'nar') for setting in table_cells()]
   if not _complete(runs):

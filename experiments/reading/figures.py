@@ -223,7 +223,7 @@ def plot_clipping(experiment: grouping.Experiment, title: str, statistic: str):
 
 
 def plot_differences(
-  experiment: grouping.Experiment, title: str, statistic: str, published: Callable
+  experiment: grouping.Experiment, title: str, statistic: str, published: Callable, guess: float
 ):
   """Plots NAR minus baseline beside the paper's difference: a panel for each setting.
 
@@ -234,13 +234,14 @@ def plot_differences(
     title: The figure's title.
     statistic: Which accuracy of a run.
     published: A function from the settings of a run to the paper's baseline and NAR.
+    guess: The accuracy that a run counts with if it diverged.
   """
-  panels, counts = collections.defaultdict(list), set()
+  panels, counts, has_diverged = collections.defaultdict(list), set(), False
   places = {}  # Of the rows, which all panels have: one that has no runs for a row leaves it empty.
   traits = [name for name in experiment.columns if name not in experiment.axes]
   for algorithm, condition in experiment.rows:
     pair = [experiment.cell(algorithm, condition, optimizer) for optimizer in ('clip', 'nar')]
-    difference = runs.paired_difference(*pair, statistic)
+    difference = runs.paired_difference(*pair, statistic, guess)
     if difference:
       trait = grouping.describe(experiment.part(condition, traits))
       place = places.setdefault(_join(grouping.algorithm_title(algorithm), trait), -len(places))
@@ -249,6 +250,7 @@ def plot_differences(
         (place, algorithm, difference, papers)
       )
       counts.add(difference.count)
+      has_diverged |= any(run.has_diverged for cell in pair for run in cell)
   if not panels:
     return []
   group = []
@@ -267,6 +269,8 @@ def plot_differences(
     group.append(drawing.Panel(grouping.describe(setting), draw, 'NAR - baseline (points)', ''))
   seeds = drawing.describe_count(min(counts), max(counts))
   explanation = f"dot: mean over {seeds}; bar: its 95 % interval; diamond: the paper's, full size"
+  if has_diverged:
+    explanation += '; a run that diverged counts as a guess'
   return drawing.draw_pages([group], title, explanation, share_x=True)
 
 

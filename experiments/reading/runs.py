@@ -236,13 +236,23 @@ def accuracy(runs: Iterable[Run], statistic: str) -> Spread | None:
   return spread([run.accuracy(statistic) for run in runs if run.counts])
 
 
-def paired_difference(baseline: Iterable[Run], nar: Iterable[Run], statistic: str) -> Spread | None:
-  """Returns the spread of NAR minus baseline over the seeds that both have."""
-  by_seeds = {run.seeds: run.accuracy(statistic) for run in baseline if run.counts}
-  return spread(
-    [
-      run.accuracy(statistic) - by_seeds[run.seeds]
-      for run in nar
-      if run.counts and run.seeds in by_seeds
-    ]
-  )
+def paired_difference(
+  baseline: Iterable[Run], nar: Iterable[Run], statistic: str, guess: float | None = None
+) -> Spread | None:
+  """Returns the spread of NAR minus baseline over the seeds that both have.
+
+  Args:
+    baseline: The runs of the baseline.
+    nar: Those of NAR.
+    statistic: Which accuracy of a run.
+    guess: What a run that diverged counts as; without it, such a run is left out.
+  """
+
+  def by_seeds(runs):
+    found = {run.seeds: run.accuracy(statistic) for run in runs if run.counts}
+    if guess is not None:
+      found.update((run.seeds, guess) for run in runs if run.has_diverged)
+    return found
+
+  first, second = by_seeds(baseline), by_seeds(nar)
+  return spread([second[seeds] - first[seeds] for seeds in second if seeds in first])

@@ -29,7 +29,7 @@ _STAGE_TITLES = {
   'resnet18_table1': 'With norms: Table 1',
   'resnet18_other_settings': 'With norms: weight decays of FedAvg at (0.3, 5) and (10, 20)',
   'precision': 'FedAvg at alpha 0.3 in bfloat16',
-  'bounds': 'FedAvg at alpha 0.3 with smaller bounds',
+  'bounds': 'FedAvg at alpha 0.3 by bound, the chosen one included',
   'matched_decays': "FedAvg's baseline with the weight decay that NAR's comes to",
 }
 _MISSING = 'missing'
@@ -38,6 +38,7 @@ _BEST = (
   'best WD, baseline', 'best WD, NAR', 'NAR - baseline, each at its best [95 %]',
   'baseline falls to 0.1 by', 'NAR falls to 0.1 by',
 )  # fmt: skip
+_NO_BEST = 'for want of runs with some weight decay'
 _PUBLISHED = ('paper: baseline, NAR', 'paper: difference')
 
 
@@ -46,13 +47,15 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
 
 
-def _table_of_cells(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """Returns a table of the rows that have a run, and how many are missing."""
+def _table_of_cells(
+  header: Sequence[str], rows: Sequence[Sequence[str]], why: str = 'without a run'
+) -> str:
+  """Returns a table of the rows that have numbers, and how many have none, and why."""
   found = [row for row in rows if row.count(_MISSING) < len(_PAIR)]
   if len(found) == len(rows):
     return _markdown(header, rows)
   count = f'{len(rows) - len(found)} of {len(rows)}' if found else f'all {len(rows)}'
-  note = f'Missing, without a run: {count} rows.'
+  note = f'Missing, {why}: {count} rows.'
   return f'{_markdown(header, found)}\n\n{note}' if found else note
 
 
@@ -130,24 +133,22 @@ def bounds(runs: Sequence[Run]) -> str:
   wanted = [(*settings, decay) for decay in paper.SWEEP_WEIGHT_DECAYS]
   for bound, cells in _by_bound(runs):
     for (*_, decay), numbers in _pair_rows(cells, wanted):
-      gain, share = claims.recovered(cells, 'fed_avg')
-      back = decay == claims.LARGEST_DECAY and gain
-      rows.append(
-        [f'{bound:g}', f'{decay:g}', *numbers, claims.share_recovered(share) if back else '']
-      )
+      is_largest = decay == claims.LARGEST_DECAY
+      share = claims.describe_share(*claims.recovery(cells, 'fed_avg')) if is_largest else ''
+      rows.append([f'{bound:g}', f'{decay:g}', *numbers, share])
   return _table_of_cells(['A', 'WD', *_PAIR, 'NAR wins back'], rows)
 
 
 def best_by_bound(runs: Sequence[Run]) -> str:
   """Returns what NAR gains at each bound where both have their best weight decay."""
   rows = [_best(f'{bound:g}', cells, 'fed_avg') for bound, cells in _by_bound(runs)]
-  return _table_of_cells(['A', *_BEST], rows)
+  return _table_of_cells(['A', *_BEST], rows, _NO_BEST)
 
 
 def best_by_algorithm(cells: claims.Cells) -> str:
   """Returns what NAR gains with each algorithm where both have their best weight decay."""
   rows = [_best(grouping.algorithm_title(a), cells, a) for a in study.DECAY_ALGORITHMS]
-  return _table_of_cells(['algorithm', *_BEST], rows)
+  return _table_of_cells(['algorithm', *_BEST], rows, _NO_BEST)
 
 
 def _best(label, cells, algorithm):
@@ -206,10 +207,10 @@ def claims_table(found: Sequence[claims.Claim]) -> str:
 def progress(records: Mapping[str, Any]) -> str:
   """Returns how far each stage is."""
   rows = []
-  for stage, title in _STAGE_TITLES.items():
+  for stage in study.COUNTING_STAGES:
     names = study.runs([stage])
-    rows.append([title, f'{sum(name in records for name in names)} of {len(names)}'])
-  counting = [name for name in study.runs(_STAGE_TITLES) if name in records]
+    rows.append([_STAGE_TITLES[stage], f'{sum(name in records for name in names)} of {len(names)}'])
+  counting = [name for name in study.runs(study.COUNTING_STAGES) if name in records]
   versions = sorted({str(records[name]['version']) for name in counting})
   text = _markdown(['stage', 'runs done'], rows)
   versions_text = f'Versions of the code: {", ".join(versions) or "none yet"}.'
@@ -239,7 +240,7 @@ def _processor(processor: Mapping[str, Any] | None) -> str | None:
 def unlike_pairs(records: Mapping[str, Any]) -> str:
   """Returns a sentence on pairs whose baseline and NAR have another version or processor."""
   pairs = collections.defaultdict(dict)
-  for name in study.runs(_STAGE_TITLES):
+  for name in study.runs(study.COUNTING_STAGES):
     if name in records:
       settings = dict(records[name]['settings'])
       optimizer = settings.pop('client_optimizer')
@@ -251,7 +252,10 @@ def unlike_pairs(records: Mapping[str, Any]) -> str:
       for optimizer, name in pair.items()
     }
     if len(set(made.values())) > 1:
-      text = ', '.join(f'{tables.optimizer_title(o)} {v} on {p}' for o, (v, p) in made.items())
+      text = ', '.join(
+        f'{tables.optimizer_title(o)} {v} on {p or "a processor that was not kept"}'
+        for o, (v, p) in made.items()
+      )
       unlike.append(f'`{pair["nar"].rpartition("/")[2]}` ({text})')
   if not unlike:
     return 'Baseline and NAR of each pair have one version and one kind of processor.'
@@ -263,7 +267,7 @@ def _runs(number: int) -> str:
 
 
 def choices(records: Mapping[str, Any], pilot_name: str) -> dict[str, float] | None:
-  """Returns what follows from a pilot by the protocol's rules, or None before its end.
+  """Returns what follows from a pilot by the protocol's rules, or None if nothing does yet.
 
   By name: `learning_rate`, `max_norm`, and the server's rate of each algorithm that has one.
   """
@@ -279,18 +283,19 @@ def choices(records: Mapping[str, Any], pilot_name: str) -> dict[str, float] | N
       for name, settings in runs.items()
       if not records[name]['diverged'] and cell.items() <= settings.items()
     ]
-    return max(found)[1]
+    return max(found, default=(None, None))[1]  # None if all of them diverged.
 
   enough = [
     settings['max_norm']
     for name, settings in bounds.items()
     if claims.clipped_share(results.to_run(records[name])) <= study.PILOT_CLIPPED_SHARE
   ]
-  return {
+  chosen = {
     'learning_rate': best('learning_rate', rates, pilot.cell('fed_avg', 'sgd')),
     'max_norm': min(enough, default=max(pilot.bounds)),
     **{a: best('server_learning_rate', servers, pilot.cell(a, 'sgd')) for a in pilot.server_rates},
   }
+  return None if None in chosen.values() else chosen
 
 
 def pilot(records: Mapping[str, Any], pilot_name: str) -> str:
@@ -385,11 +390,14 @@ def _stage_runs(records, stages) -> list[Run]:
 
 
 _plot_cifar10_differences = functools.partial(
-  figures.plot_differences, published=lambda s: paper.CIFAR10[s['algorithm']][s['alpha']]
+  figures.plot_differences,
+  published=lambda s: paper.CIFAR10[s['algorithm']][s['alpha']],
+  guess=claims.GUESS['cifar10'] / 100,
 )
 _plot_shakespeare_differences = functools.partial(
   figures.plot_differences,
   published=lambda s: paper.SHAKESPEARE[s['algorithm']][s['weight_decay']],
+  guess=claims.GUESS['shakespeare'] / 100,
 )
 
 

@@ -119,9 +119,8 @@ def build_resnet18(num_classes: int, pooling: str = 'global') -> Callable[..., t
 def build_small_resnet18(num_classes: int) -> Callable[..., tf.Tensor]:
   """Builds ResNet-18 with an eighth of the filters and a stem of stride 2, for many runs.
 
-  A step takes about as long as two and a half of `build_small_cnn`. As in the full one, every
-  convolution is followed by a GroupNorm, so what it computes does not change with its kernel's
-  length.
+  As in the full one, every convolution is followed by a GroupNorm, so what it computes does not
+  change with its kernel's length.
 
   Args:
     num_classes: The number of classes.

@@ -143,11 +143,22 @@ def test_difference_of_a_single_cell_has_a_panel(tmp_path):
   for optimizer, accuracy in (('clip', 0.5), ('nar', 0.6)):
     write_run(tmp_path, [accuracy], client_optimizer=optimizer)
   (experiment,) = grouping.split_into_experiments(runs.find_runs([tmp_path])[0])
-  (page,) = figures.plot_differences(experiment, 'A title', 'final', lambda s: (1.0, 3.0))
+  (page,) = figures.plot_differences(experiment, 'A title', 'final', lambda s: (1.0, 3.0), 0.1)
   points = [
     line.get_xdata()[0] for line in page.axes[0].get_lines() if line.get_marker() in ('o', 'D')
   ]
   assert points == pytest.approx([10.0, 2.0])
+
+
+def test_a_run_that_diverged_counts_as_a_guess_among_differences(tmp_path):
+  write_run(tmp_path, [0.5], client_optimizer='clip')
+  write_run(tmp_path, [0.9], client_optimizer='nar', diverged=True)
+  (experiment,) = grouping.split_into_experiments(runs.find_runs([tmp_path])[0])
+  (page,) = figures.plot_differences(experiment, 'A title', 'final', lambda s: (1.0, 3.0), 0.1)
+  (point,) = (line for line in page.axes[0].get_lines() if line.get_marker() == 'o')
+  assert point.get_xdata()[0] == pytest.approx(-40)
+  words = page.legends[0].get_title().get_text().replace('\u00a0', ' ').replace('\n', ' ')
+  assert 'a run that diverged counts as a guess' in words
 
 
 def test_differences_are_paired_by_seed_and_stand_beside_the_papers(tmp_path):
@@ -169,7 +180,7 @@ def test_differences_are_paired_by_seed_and_stand_beside_the_papers(tmp_path):
     ('scaffold', 10.0): (3, 2),
   }
   (page,) = figures.plot_differences(
-    experiment, 'A title', 'final', lambda s: published[s['algorithm'], s['alpha']]
+    experiment, 'A title', 'final', lambda s: published[s['algorithm'], s['alpha']], guess=0.1
   )
   labels = {label.get_position()[1]: label.get_text() for label in page.axes[0].get_yticklabels()}
   points = {
