@@ -124,6 +124,7 @@ def of_weight_decay():
     f'at 0.1 at most {max(gains):.2f} points of more than {5 * (least // 5):.0f}, with 5 steps '
     f'{gain} of {lost(others, "fed_avg", SHORT):.0f}.'
   )
+  yield f'FedAvgM, it is {interval(found.gain("fed_prox", *MAIN, LARGE))} at 0.1.'
 
 
 def of_clipping():
