@@ -6,6 +6,7 @@ Each case makes the words anew from the results and looks for them. What stands 
 """
 
 import functools
+import itertools
 import pathlib
 import statistics
 
@@ -104,6 +105,21 @@ def lost(found, algorithm, setting):
   """Returns what the baseline loses from the smaller weight decay to the largest."""
   pair = (found.accuracy(algorithm, *setting, decay, BASELINE) for decay in (SMALL, LARGE))
   return mean(claims.minus(*pair))
+
+
+def of_all_cells():
+  by_stage = {'table1': claims.table_cells(), 'table2': claims.shakespeare_cells()}
+  for stage, algorithms, settings in (
+    ('weight_decay', paper.CIFAR10, [MAIN]),
+    ('other_settings', ['fed_avg'], study.OTHER_SETTINGS),
+  ):
+    grid = itertools.product(algorithms, settings, paper.SWEEP_WEIGHT_DECAYS)
+    by_stage[stage] = [(algorithm, *setting, decay) for algorithm, setting, decay in grid]
+  gains = {}
+  for stage, found in by_stage.items():
+    gains.update((setting, mean(cells(stage).gain(*setting))) for setting in found)
+  small = sum(abs(gain) < 0.5 for gain in gains.values())
+  yield f'differ by less than half a point in {small} of {len(gains)} cells'
 
 
 def of_steps_between_weight_decays():
