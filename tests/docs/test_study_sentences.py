@@ -225,6 +225,7 @@ def of_the_recipe():
 @pytest.mark.parametrize(
   'make',
   [
+    of_all_cells,
     of_table1,
     of_table2,
     of_steps_between_weight_decays,
