@@ -320,7 +320,9 @@ def pilot(records: Mapping[str, Any], pilot_name: str) -> str:
   found = choices(records, pilot_name)
   if found is None:
     done = sum(name in records for name in runs)
-    text = f'The pilot is not finished: {done} of {len(runs)} runs. Nothing is chosen yet.'
+    text = f'{done} of {len(runs)} runs of the pilot are there. Nothing is chosen yet.'
+    if done == len(runs):
+      text = 'Nothing is chosen: all rates of one kind diverged.'
   else:
     servers = ', '.join(f'{grouping.algorithm_title(a)} {found[a]:g}' for a in tried.server_rates)
     text = (

@@ -31,9 +31,11 @@ def check_pilots(records: Mapping[str, Any], stages: Iterable[str]) -> None:
   for name in study.pilots(stages):
     chosen, used = study_page.choices(records, name), study.chosen_settings(name)
     if chosen is None:
-      needed = ','.join(study.PILOTS[name].stages())
+      stages = list(study.PILOTS[name].stages())
+      if study.runs(stages).keys() <= records.keys():
+        raise UsageError(f'the pilot on {name} chose nothing: all rates of one kind diverged.')
       raise UsageError(
-        f'the pilot on {name} is not finished: run --stages={needed} before the others.'
+        f'the pilot on {name} is not finished: run --stages={",".join(stages)} before the others.'
       )
     if chosen != used:
       raise UsageError(

@@ -546,6 +546,16 @@ def test_a_pilot_chooses_by_its_rules(pilot_name):
   assert study_page.choices(records, pilot_name)['learning_rate'] == high
 
 
+def test_a_pilot_whose_rates_all_diverged_is_finished_and_chooses_nothing():
+  records = pilot_records('shakespeare', lambda s: 0.5, lambda s: 0.0)
+  for record in records.values():
+    record['diverged'] = True
+  assert study_page.choices(records, 'shakespeare') is None
+  assert 'all rates of one kind diverged' in study_page.pilot(records, 'shakespeare')
+  with pytest.raises(UsageError, match='on shakespeare chose nothing: all rates of one kind'):
+    studying.check_pilots(records, ['table2'])
+
+
 def test_runs_that_count_wait_for_the_pilot_of_their_task_and_model(monkeypatch):
   records = pilot_records('shakespeare', lambda s: 0.5, lambda s: 0.0)
   with pytest.raises(UsageError, match='the pilot on cifar10 is not finished: run --stages=pilot'):
